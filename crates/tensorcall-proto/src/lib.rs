@@ -1,0 +1,29 @@
+//! Wire format and protocol state machines of tensorcall.
+//!
+//! Everything here is a function of bytes, events and time: no sockets, no threads, no clock, no
+//! Python. The `tensorcall` crate drives it; simulations and fuzzers drive it just as well.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`ids`] | ranks, names, incarnations and message ids, checked where they enter |
+//! | [`wire`] | the bytes: frame headers, descriptors, tensors, plain values, limits |
+//! | [`handshake`] | how two workers prove to each other who they are |
+//! | [`connection`] | order of sending, chunks of large messages, assembly at the receiver |
+//! | [`in_flight`] | a caller's outstanding calls, each completed exactly once (CALL-1) |
+//! | [`serving`] | the calls that a worker has accepted, waiting or running |
+//! | [`termination`] | when a group is quiet and it is safe to leave (TERM-1) |
+//!
+//! Every state machine has the same shape: `handle_*` for what happened, `poll_*` for what to do
+//! next, `next_deadline` for when to look again. `docs/wire-format.md` is the normative text.
+#![forbid(unsafe_code)]
+
+pub mod connection;
+pub mod handshake;
+pub mod ids;
+pub mod in_flight;
+pub mod serving;
+pub mod termination;
+pub mod wire;
+
+pub use ids::{Identity, Incarnation, InvalidName, InvalidRank, MessageId, Rank, WorkerName};
+pub use wire::{Limits, WireError};

@@ -1,0 +1,254 @@
+//! What one agent says to another: one variant of [`Message`] for each thing there is to say.
+//!
+//! The messages say nothing of payloads and tensors: those are in the [`Descriptor`] around them.
+
+use serde::{Deserialize, Serialize};
+
+pub use super::descriptor::Descriptor;
+use super::frame::Priority;
+use crate::ids::MessageId;
+use crate::termination::TerminationMessage;
+
+/// Bodies larger than this are sent at [`Priority::Bulk`], so that others may overtake them.
+pub const BULK_BYTES: u64 = 256 << 10;
+
+/// What one agent says to another. New variants are appended: their order is their number.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Message {
+    /// Asks the receiver to run a function; has a body.
+    Call(Call),
+    /// Answers a call; has a body unless it is a [`Outcome::Failed`].
+    Reply(Reply),
+    /// The caller no longer wants the answer to this call.
+    Cancel {
+        /// The call.
+        id: MessageId,
+    },
+    /// The receiver of a call says how far it has come.
+    Progress {
+        /// The call.
+        id: MessageId,
+        /// What it is doing now.
+        phase: Phase,
+    },
+    /// Part of agreeing that the group is quiet (TERM-1).
+    Termination(TerminationMessage),
+    /// The last message on a connection: the sender closes it on purpose.
+    Goodbye {
+        /// Why.
+        reason: GoodbyeReason,
+    },
+}
+
+impl Message {
+    /// The priority at which this message is sent, given the length of its body in bytes.
+    pub fn priority(&self, body_len: u64) -> Priority {
+        match self {
+            Self::Call(_) | Self::Reply(_) if body_len > BULK_BYTES => Priority::Bulk,
+            Self::Call(_) | Self::Reply(_) => Priority::Normal,
+            Self::Cancel { .. } | Self::Progress { .. } | Self::Termination(_) | Self::Goodbye { .. } => {
+                Priority::Control
+            }
+        }
+    }
+
+    /// Whether this message can have a payload and tensors.
+    pub fn may_have_body(&self) -> bool {
+        match self {
+            Self::Call(_) => true,
+            Self::Reply(reply) => !matches!(reply.outcome, Outcome::Failed { .. }),
+            Self::Cancel { .. } | Self::Progress { .. } | Self::Termination(_) | Self::Goodbye { .. } => {
+                false
+            }
+        }
+    }
+
+    /// The function slot this message uses or defines.
+    pub(super) fn slot(&self) -> Option<u32> {
+        match self {
+            Self::Call(Call {
+                function: FunctionRef::Define { slot, .. } | FunctionRef::Slot(slot),
+                ..
+            }) => Some(*slot),
+            _ => None,
+        }
+    }
+}
+
+/// Asks the receiver to run a function on the arguments in the body.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Call {
+    /// Number of the call, chosen by the caller.
+    pub id: MessageId,
+    /// Which function.
+    pub function: FunctionRef,
+    /// How the payload is written.
+    pub encoding: Encoding,
+    /// What is left of the deadline, in microseconds; `None` means there is none.
+    pub timeout_us: Option<u64>,
+    /// Whether a pool thread of the caller waits for this call, so that refusing it could
+    /// deadlock.
+    pub nested: bool,
+    /// The autograd context this call belongs to. Reserved: `None` in version 0.
+    pub autograd: Option<AutogradRef>,
+}
+
+/// Names the function of a [`Call`].
+///
+/// A connection remembers functions by slot: the caller sends the name once with
+/// [`FunctionRef::Define`] and says [`FunctionRef::Slot`] from then on. Slots belong to one
+/// connection and one direction.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FunctionRef {
+    /// The payload says which, as pickles do.
+    InPayload,
+    /// The function of this name.
+    Name(String),
+    /// The function of this name, which `slot` stands for from now on.
+    Define {
+        /// The slot, below [`Limits::max_functions`](super::Limits::max_functions).
+        slot: u32,
+        /// The name.
+        name: String,
+    },
+    /// The function that this slot was defined as.
+    Slot(u32),
+}
+
+/// How a payload is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Encoding {
+    /// One [`Value`](super::value::Value).
+    Value,
+    /// A Python pickle, opaque to this crate.
+    Pickle,
+    /// Bytes that only the function knows how to read.
+    Bytes,
+}
+
+/// A place in a distributed autograd graph. Reserved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct AutogradRef {
+    /// Number of the autograd context.
+    pub context: u64,
+    /// Number that joins the send function to the recv function.
+    pub message: u64,
+}
+
+/// Answers a [`Call`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reply {
+    /// The call's number.
+    pub id: MessageId,
+    /// How it went.
+    pub outcome: Outcome,
+}
+
+/// How a call went.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Outcome {
+    /// The function returned; the body is its result.
+    Returned {
+        /// How the payload is written.
+        encoding: Encoding,
+    },
+    /// The function raised an exception of its own; the body is that exception.
+    Raised {
+        /// How the payload is written.
+        encoding: Encoding,
+    },
+    /// The function did not run, or its result could not be sent. There is no body.
+    Failed {
+        /// What went wrong, for programs.
+        kind: FailureKind,
+        /// What went wrong, for people.
+        text: String,
+    },
+}
+
+/// Why a call failed without the function having a say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum FailureKind {
+    /// The call asks for something that does not exist, such as an unknown function.
+    Usage,
+    /// No pool thread was free and none could become free.
+    PoolExhausted,
+    /// The receiver is shutting down.
+    ShuttingDown,
+    /// The deadline passed before the function began.
+    Expired,
+    /// The caller cancelled the call.
+    Cancelled,
+    /// The call's bytes could not be read.
+    Protocol,
+    /// A fault of the receiving agent itself.
+    Internal,
+}
+
+/// How far a call has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Phase {
+    /// At the caller, not yet handed to the connection.
+    Queued,
+    /// Handed to the connection.
+    Sent,
+    /// At the receiver, which has not begun to run it.
+    Waiting,
+    /// The function runs.
+    Running,
+    /// The function is done and its result is being sent.
+    Replying,
+}
+
+/// Why a connection is closed on purpose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum GoodbyeReason {
+    /// The group agreed that it is quiet; nothing is lost.
+    Graceful,
+    /// The worker leaves at once; what is outstanding is lost.
+    Forced,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn priority_follows_kind_and_size() {
+        let id = MessageId::new(1);
+        let reply = Message::Reply(Reply {
+            id,
+            outcome: Outcome::Returned {
+                encoding: Encoding::Bytes,
+            },
+        });
+
+        assert_eq!(Message::Cancel { id }.priority(0), Priority::Control);
+        assert_eq!(reply.priority(BULK_BYTES), Priority::Normal);
+        assert_eq!(reply.priority(BULK_BYTES + 1), Priority::Bulk);
+    }
+
+    #[test]
+    fn failures_have_no_body_but_exceptions_do() {
+        let reply = |outcome| {
+            Message::Reply(Reply {
+                id: MessageId::new(1),
+                outcome,
+            })
+        };
+
+        assert!(
+            reply(Outcome::Raised {
+                encoding: Encoding::Pickle
+            })
+            .may_have_body()
+        );
+        assert!(
+            !reply(Outcome::Failed {
+                kind: FailureKind::Usage,
+                text: String::new()
+            })
+            .may_have_body()
+        );
+    }
+}

@@ -1,0 +1,398 @@
+//! The bodies of the fuzz targets, run over the seed corpus on stable Rust.
+
+#![expect(clippy::expect_used, reason = "a test stops where something is wrong")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use tensorcall_proto::connection::{Outbox, Piece, Segment};
+use tensorcall_proto::ids::MessageId;
+use tensorcall_proto::wire::{
+    BufferDesc, Call, DType, Descriptor, Encoding, FailureKind, FrameHeader, FunctionRef, GoodbyeReason,
+    Limits, Message, Outcome, Phase, Reply, TensorDesc, Value,
+};
+
+#[expect(unreachable_pub, reason = "in the fuzz crate it is public")]
+#[path = "../../../fuzz/src/bodies.rs"]
+mod bodies;
+
+type Body = fn(&[u8]);
+
+const TARGETS: [(&str, Body); 5] = [
+    ("frame", bodies::frame),
+    ("message", bodies::message),
+    ("value", bodies::value),
+    ("handshake", bodies::handshake),
+    ("connection", bodies::connection),
+];
+
+fn corpus(target: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../fuzz/corpus")
+        .join(target)
+}
+
+/// Every file of `target`'s corpus, with its name.
+fn files(target: &str) -> Vec<(String, Vec<u8>)> {
+    let entries = fs::read_dir(corpus(target)).expect("the corpus is there");
+    let paths = entries.map(|entry| entry.expect("a readable corpus").path());
+    paths
+        .map(|path| {
+            (
+                path.display().to_string(),
+                fs::read(&path).expect("a readable seed"),
+            )
+        })
+        .collect()
+}
+
+#[test]
+fn every_seed_passes_its_target() {
+    for (target, body) in TARGETS {
+        let files = files(target);
+        assert!(files.len() >= 3, "{target} has too few seeds");
+        for (name, data) in files {
+            eprintln!("{name}");
+            body(&data);
+        }
+    }
+}
+
+#[test]
+fn every_cut_and_every_changed_byte_of_a_seed_passes_its_target() {
+    for (target, body) in TARGETS {
+        for (name, data) in files(target).into_iter().filter(|(_, data)| data.len() <= 1024) {
+            eprintln!("{name}");
+            for at in 0..data.len() {
+                body(&data[..at]);
+                for byte in [0, 0x7f, 0xff, data[at] ^ 1] {
+                    let mut changed = data.clone();
+                    changed[at] = byte;
+                    body(&changed);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_seeds_are_those_that_the_encoders_make() {
+    for (target, name, data) in seeds() {
+        let path = corpus(target).join(name);
+        assert_eq!(
+            fs::read(&path).ok().as_ref(),
+            Some(&data),
+            "{} is out of date",
+            path.display()
+        );
+    }
+}
+
+#[test]
+#[ignore = "writes the corpus"]
+fn write_the_seeds() {
+    for (target, name, data) in seeds() {
+        fs::create_dir_all(corpus(target)).expect("a place for the corpus");
+        fs::write(corpus(target).join(name), data).expect("a writable corpus");
+    }
+}
+
+/// Target, name and bytes of every seed: valid ones of each kind, and nasty ones.
+fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
+    let mut seeds = Vec::new();
+    let mut add = |target, made: Vec<(&str, Vec<u8>)>| {
+        seeds.extend(
+            made.into_iter()
+                .map(|(name, data)| (target, name.to_owned(), data)),
+        );
+    };
+    add("frame", frames());
+    add(
+        "message",
+        descriptors()
+            .into_iter()
+            .map(|(name, descriptor)| (name, descriptor.encode()))
+            .collect(),
+    );
+    add("message", nasty_descriptors());
+    add("value", values());
+    add("handshake", handshakes());
+    add("connection", connections());
+    seeds
+}
+
+fn frames() -> Vec<(&'static str, Vec<u8>)> {
+    let message = frame_of(&descriptors()[0].1, b"payload");
+    let (header, _) = message.split_first_chunk::<24>().expect("a whole header");
+    let (mut version, mut long) = (*header, *header);
+    version[2] = 1;
+    long[16..].fill(0xff);
+    vec![
+        ("message", header.to_vec()),
+        ("ping", FrameHeader::ping(7).encode().to_vec()),
+        ("pong", FrameHeader::pong(u32::MAX).encode().to_vec()),
+        ("next-version", version.to_vec()),
+        ("huge-body", long.to_vec()),
+    ]
+}
+
+fn call(function: FunctionRef, encoding: Encoding) -> Message {
+    let (id, timeout_us) = (MessageId::new(300), Some(60_000_000));
+    Message::Call(Call {
+        id,
+        function,
+        encoding,
+        timeout_us,
+        nested: true,
+        autograd: None,
+    })
+}
+
+fn descriptors() -> Vec<(&'static str, Descriptor)> {
+    let id = MessageId::new(1);
+    let reply = |outcome| Message::Reply(Reply { id, outcome });
+    let failed = Outcome::Failed {
+        kind: FailureKind::Usage,
+        text: "no such function".into(),
+    };
+    let shared = TensorDesc {
+        strides: Some(vec![4]),
+        offset: 4,
+        ..TensorDesc::contiguous(DType::Float32, vec![4], 0)
+    };
+    let tensors = Descriptor {
+        message: call(FunctionRef::InPayload, Encoding::Pickle),
+        payload_len: 7,
+        buffers: vec![BufferDesc::body(64), BufferDesc::body(0)],
+        tensors: vec![
+            TensorDesc::contiguous(DType::Float32, vec![4, 4], 0),
+            shared,
+            TensorDesc::contiguous(DType::Bool, vec![3, 0], 1),
+        ],
+    };
+    vec![
+        (
+            "call",
+            Descriptor::with_payload(call(FunctionRef::Slot(3), Encoding::Value), 7),
+        ),
+        ("tensors", tensors),
+        (
+            "define",
+            Descriptor::plain(call(
+                FunctionRef::Define {
+                    slot: 3,
+                    name: "f".into(),
+                },
+                Encoding::Bytes,
+            )),
+        ),
+        (
+            "returned",
+            Descriptor::with_payload(
+                reply(Outcome::Returned {
+                    encoding: Encoding::Value,
+                }),
+                7,
+            ),
+        ),
+        (
+            "raised",
+            Descriptor::with_payload(
+                reply(Outcome::Raised {
+                    encoding: Encoding::Pickle,
+                }),
+                7,
+            ),
+        ),
+        ("failed", Descriptor::plain(reply(failed))),
+        ("cancel", Descriptor::plain(Message::Cancel { id })),
+        (
+            "progress",
+            Descriptor::plain(Message::Progress {
+                id,
+                phase: Phase::Running,
+            }),
+        ),
+        (
+            "goodbye",
+            Descriptor::plain(Message::Goodbye {
+                reason: GoodbyeReason::Graceful,
+            }),
+        ),
+    ]
+}
+
+/// The largest number in LEB128.
+const HUGE: [u8; 10] = [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1];
+
+fn nasty_descriptors() -> Vec<(&'static str, Vec<u8>)> {
+    let goodbye = [5, 0];
+    let bare_call = [0, 1, 0, 1, 0, 0, 0, 0];
+    let wave = [4, 1, 1, 0, 2];
+    let tensor = [0, 1, 1, 0, 1, 1];
+    vec![
+        ("huge-payload", [&bare_call[..7], &HUGE, &[0, 0]].concat()),
+        ("huge-buffer-count", [&bare_call[..], &HUGE, &[0]].concat()),
+        ("huge-tensor-count", [&bare_call[..], &[0], &HUGE].concat()),
+        ("huge-shape", [&bare_call[..], &tensor, &HUGE].concat()),
+        ("huge-text", [&[1, 1, 2, 0], &HUGE[..]].concat()),
+        ("huge-gone", [&wave[..], &HUGE].concat()),
+        (
+            "two-huge-buffers",
+            [&bare_call[..], &[2], &HUGE, &[0], &HUGE, &[0, 0]].concat(),
+        ),
+        ("goodbye-with-body", [&goodbye[..], &[1, 0, 0]].concat()),
+        ("trailing", [&goodbye[..], &[0, 0, 0, 0]].concat()),
+    ]
+}
+
+fn values() -> Vec<(&'static str, Vec<u8>)> {
+    let tree = Value::Tuple(vec![
+        Value::Tuple(vec![
+            Value::Int(i64::MIN),
+            Value::Float(f64::NAN),
+            Value::Nil,
+            Value::Tensor(0),
+        ]),
+        Value::Map(vec![
+            (Value::Str("schlüssel".into()), Value::Bool(true)),
+            (
+                Value::Int(2),
+                Value::List(vec![Value::Bytes(vec![0; 9]), Value::Pickle(vec![0x80, 5])]),
+            ),
+        ]),
+    ]);
+    let deep = (0..64).fold(Value::Nil, |inner, _| Value::List(vec![inner]));
+    let encode = |value: &Value| {
+        value
+            .encode(&Limits::default())
+            .expect("a value within the limits")
+    };
+    vec![
+        ("tree", encode(&tree)),
+        ("deep", encode(&deep)),
+        ("too-deep", [[7, 1].repeat(200), vec![0]].concat()),
+        ("huge-list", [&[7], &HUGE[..]].concat()),
+        ("huge-map", [&[9], &HUGE[..]].concat()),
+        ("huge-text", [&[5], &HUGE[..]].concat()),
+        (
+            "lists-that-promise-the-rest",
+            [[7, 100].repeat(50), vec![0; 101]].concat(),
+        ),
+        ("long-number", vec![3, 0x80, 0x80, 0]),
+        ("not-utf8", vec![5, 2, 0xc3, 0x28]),
+        ("reserved", vec![7, 2, 11, 12]),
+    ]
+}
+
+/// What each end says in a handshake that succeeds, as the other end's input.
+fn handshakes() -> Vec<(&'static str, Vec<u8>)> {
+    let (mut initiator, mut responder) = (bodies::new_initiator(), bodies::new_responder());
+    let (mut to_responder, mut to_initiator) = (vec![5], vec![5]);
+    for _ in 0..2 {
+        while let Some(bytes) = initiator.poll_send() {
+            to_responder.extend_from_slice(&bytes);
+            responder.feed(&bytes).expect("a good handshake");
+        }
+        while let Some(bytes) = responder.poll_send() {
+            to_initiator.extend_from_slice(&bytes);
+            initiator.feed(&bytes).expect("a good handshake");
+        }
+    }
+    assert!(initiator.done().is_some() && responder.done().is_some());
+    let reflected = [&[9], &to_responder[1..]].concat();
+    let leftover = [&to_responder[..], b"TC the first frame"].concat();
+    vec![
+        ("from-initiator", to_responder),
+        ("from-responder", to_initiator),
+        ("twice", [&reflected[..], &reflected[1..]].concat()),
+        ("with-the-first-frame", leftover),
+    ]
+}
+
+#[derive(Clone)]
+struct Bytes(Vec<u8>);
+
+impl Segment for Bytes {
+    fn size(&self) -> u64 {
+        self.0.len() as u64
+    }
+}
+
+/// The bytes that `outbox` writes.
+fn written(outbox: &mut Outbox<Bytes>) -> Vec<u8> {
+    let mut all = Vec::new();
+    while !outbox.is_empty() {
+        let before = all.len();
+        for piece in outbox.pieces() {
+            match piece {
+                Piece::Bytes(bytes) => all.extend_from_slice(bytes),
+                Piece::Part {
+                    segment: Bytes(bytes),
+                    offset,
+                    len,
+                } => {
+                    let start = usize::try_from(offset).expect("a small offset");
+                    all.extend_from_slice(&bytes[start..][..usize::try_from(len).expect("a small length")]);
+                }
+            }
+        }
+        outbox.advance((all.len() - before) as u64, |_| {});
+    }
+    all
+}
+
+fn frame_of(descriptor: &Descriptor, payload: &[u8]) -> Vec<u8> {
+    let mut outbox = Outbox::<Bytes>::new();
+    outbox.push(descriptor, payload, Vec::new(), None);
+    written(&mut outbox)
+}
+
+/// A message of `body` in two frames, with `between` between them.
+fn in_two_frames(between: &[u8]) -> Vec<u8> {
+    let descriptor = Descriptor::with_payload(call(FunctionRef::InPayload, Encoding::Bytes), 4);
+    let whole = frame_of(&descriptor, b"body");
+    let (head, body) = whole.split_at(whole.len() - 4);
+    let mut head = head.to_vec();
+    head[4] = 0;
+    head[16] = 2;
+    let mut tail = whole[..24].to_vec();
+    tail[3] = 2;
+    tail[12] = 0;
+    tail[16] = 2;
+    [&head, &body[..2], between, &tail, &body[2..]].concat()
+}
+
+fn connections() -> Vec<(&'static str, Vec<u8>)> {
+    let mut conversation = vec![11];
+    let mut outbox = Outbox::new();
+    for (_, descriptor) in descriptors() {
+        let payload: &[u8] = if descriptor.payload_len > 0 {
+            b"payload"
+        } else {
+            b""
+        };
+        let body = descriptor
+            .buffers
+            .iter()
+            .map(|buffer| Bytes(vec![0x55; usize::try_from(buffer.len).expect("a small buffer")]))
+            .collect();
+        outbox.push(&descriptor, payload, body, None);
+    }
+    outbox.push_signal(FrameHeader::ping(1));
+    conversation.extend(written(&mut outbox));
+
+    let ping = FrameHeader::ping(2).encode();
+    let cut = in_two_frames(&ping);
+    let again = in_two_frames(&in_two_frames(&ping));
+    vec![
+        ("conversation", conversation),
+        ("two-frames", [&[3], &cut[..]].concat()),
+        ("stream-twice", [&[200], &again[..]].concat()),
+        ("data-first", [&[1], &cut[cut.len() - 26..]].concat()),
+        (
+            "pings",
+            [&[7], &ping[..], &FrameHeader::pong(2).encode()].concat(),
+        ),
+    ]
+}

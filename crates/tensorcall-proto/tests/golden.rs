@@ -1,0 +1,319 @@
+//! The bytes of the wire format, for ever.
+//!
+//! Each sample is here as Rust and as hex, and in `docs/wire-format.md` as commented hex: all three
+//! must agree. Whoever changes the bytes of an existing sample makes a new version of the format.
+
+#![expect(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    reason = "a test stops where something is wrong"
+)]
+
+use tensorcall_proto::ids::{MessageId, Rank};
+use tensorcall_proto::termination::{Counts, TerminationMessage};
+use tensorcall_proto::wire::{
+    BufferDesc, Call, DType, Descriptor, Encoding, FailureKind, FrameHeader, FrameKind, FunctionRef,
+    GoodbyeReason, HEADER_LEN, Limits, Message, Outcome, Phase, Priority, Reply, TensorDesc, Value,
+};
+
+const DOCUMENT: &str = include_str!("../../../docs/wire-format.md");
+
+/// The hex of the document's block `name`, without its comments.
+fn documented(name: &str) -> String {
+    let fence = format!("```hex {name}\n");
+    let start = DOCUMENT
+        .find(&fence)
+        .unwrap_or_else(|| panic!("no block {name} in the document"));
+    let block = &DOCUMENT[start + fence.len()..];
+    let block = &block[..block.find("```").expect("the block has an end")];
+    let bytes = block
+        .lines()
+        .flat_map(|line| line.split(';').next().unwrap_or_default().split_whitespace());
+    bytes.collect::<Vec<_>>().join(" ")
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+/// Checks that `bytes` are `expected`, here and in the document.
+fn check(name: &str, bytes: &[u8], expected: &str) {
+    let expected = expected.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert_eq!(hex(bytes), expected, "sample {name}");
+    assert_eq!(documented(name), expected, "block {name} of the document");
+}
+
+/// Checks a descriptor alone, both ways.
+fn check_descriptor(name: &str, descriptor: &Descriptor, expected: &str) {
+    let bytes = descriptor.encode();
+    check(name, &bytes, expected);
+    assert_eq!(
+        Descriptor::decode(&bytes, &Limits::default()).as_ref(),
+        Ok(descriptor),
+        "{name}"
+    );
+}
+
+fn check_message(name: &str, message: Message, expected: &str) {
+    check_descriptor(name, &Descriptor::plain(message), expected);
+}
+
+/// The call of the first example in the document: its frame's header, descriptor and payload.
+fn small_call() -> (FrameHeader, Descriptor, Vec<u8>) {
+    let arguments = Value::Tuple(vec![
+        Value::Tuple(vec![Value::Int(3), Value::Float(0.5)]),
+        Value::Map(vec![(Value::Str("out".into()), Value::Nil)]),
+    ]);
+    let payload = arguments.encode(&Limits::default()).unwrap();
+    let message = Message::Call(Call {
+        id: MessageId::new(1),
+        function: FunctionRef::Define {
+            slot: 0,
+            name: "f".into(),
+        },
+        encoding: Encoding::Value,
+        timeout_us: Some(60_000_000),
+        nested: false,
+        autograd: None,
+    });
+    let descriptor = Descriptor::with_payload(message, payload.len() as u64);
+    let header = FrameHeader {
+        kind: FrameKind::Message,
+        end: true,
+        priority: descriptor.priority(),
+        stream: 1,
+        control_len: u32::try_from(descriptor.encode().len()).unwrap(),
+        body_len: descriptor.body_len().unwrap(),
+    };
+    (header, descriptor, payload)
+}
+
+#[test]
+fn frame_of_a_small_call() {
+    let (header, descriptor, payload) = small_call();
+
+    let frame = [&header.encode()[..], &descriptor.encode(), &payload].concat();
+
+    check(
+        "call",
+        &frame,
+        "54 43 00 01 01 01 00 00 01 00 00 00 11 00 00 00 17 00 00 00 00 00 00 00 \
+         00 01 02 00 01 66 00 01 80 8e ce 1c 00 00 17 00 00 \
+         08 02 08 02 03 06 04 00 00 00 00 00 00 e0 3f 09 01 05 03 6f 75 74 00",
+    );
+    let decoded = FrameHeader::decode(frame.first_chunk::<HEADER_LEN>().unwrap(), &Limits::default());
+    assert_eq!(decoded, Ok(header));
+}
+
+#[test]
+fn header_of_a_data_frame() {
+    let header = FrameHeader {
+        kind: FrameKind::Data,
+        end: false,
+        priority: Priority::Bulk,
+        stream: 2,
+        control_len: 0,
+        body_len: 1 << 20,
+    };
+
+    check(
+        "data",
+        &header.encode(),
+        "54 43 00 02 00 02 00 00 02 00 00 00 00 00 00 00 00 00 10 00 00 00 00 00",
+    );
+}
+
+#[test]
+fn headers_of_ping_and_pong() {
+    check(
+        "ping",
+        &FrameHeader::ping(7).encode(),
+        "54 43 00 03 00 00 00 00 07 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00",
+    );
+    check(
+        "pong",
+        &FrameHeader::pong(7).encode(),
+        "54 43 00 04 00 00 00 00 07 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00",
+    );
+}
+
+#[test]
+fn call_with_two_tensors_in_one_buffer() {
+    let descriptor = Descriptor {
+        message: Message::Call(Call {
+            id: MessageId::new(300),
+            function: FunctionRef::InPayload,
+            encoding: Encoding::Pickle,
+            timeout_us: None,
+            nested: true,
+            autograd: None,
+        }),
+        payload_len: 150,
+        buffers: vec![BufferDesc::body(64)],
+        tensors: vec![
+            TensorDesc {
+                requires_grad: true,
+                ..TensorDesc::contiguous(DType::Float32, vec![4, 4], 0)
+            },
+            TensorDesc {
+                strides: Some(vec![4]),
+                offset: 4,
+                ..TensorDesc::contiguous(DType::Float32, vec![4], 0)
+            },
+        ],
+    };
+
+    check_descriptor(
+        "tensors",
+        &descriptor,
+        "00 ac 02 00 01 00 01 00 96 01 01 40 00 02 \
+         01 02 04 04 00 00 00 00 00 01 00 00 \
+         01 01 04 01 01 04 00 04 00 00 00 00 00",
+    );
+}
+
+#[test]
+fn replies_of_each_outcome() {
+    let reply = |outcome| {
+        Message::Reply(Reply {
+            id: MessageId::new(1),
+            outcome,
+        })
+    };
+
+    let returned = reply(Outcome::Returned {
+        encoding: Encoding::Value,
+    });
+    check_descriptor(
+        "returned",
+        &Descriptor::with_payload(returned, 2),
+        "01 01 00 00 02 00 00",
+    );
+    let raised = reply(Outcome::Raised {
+        encoding: Encoding::Pickle,
+    });
+    check_descriptor(
+        "raised",
+        &Descriptor::with_payload(raised, 99),
+        "01 01 01 01 63 00 00",
+    );
+    let failed = reply(Outcome::Failed {
+        kind: FailureKind::Expired,
+        text: "late".into(),
+    });
+    check_message("failed", failed, "01 01 02 03 04 6c 61 74 65 00 00 00");
+}
+
+#[test]
+fn messages_without_a_body() {
+    let id = MessageId::new(1);
+
+    check_message("cancel", Message::Cancel { id }, "02 01 00 00 00");
+    check_message(
+        "progress",
+        Message::Progress {
+            id,
+            phase: Phase::Running,
+        },
+        "03 01 03 00 00 00",
+    );
+    check_message(
+        "goodbye",
+        Message::Goodbye {
+            reason: GoodbyeReason::Graceful,
+        },
+        "05 00 00 00 00",
+    );
+}
+
+#[test]
+fn termination_messages() {
+    let counts = Counts {
+        outstanding: 0,
+        processing: 1,
+        activity: 20,
+    };
+    let gone = [Rank::new(3).unwrap()].into();
+    let (round, epoch, wave) = (1, 0, 2);
+
+    let arrive = TerminationMessage::Arrive {
+        round,
+        epoch,
+        quiet: 0,
+    };
+    check_message("arrive", Message::Termination(arrive), "04 00 01 00 00 00 00 00");
+    let ask = TerminationMessage::Wave {
+        round,
+        epoch,
+        wave,
+        gone,
+    };
+    check_message("wave", Message::Termination(ask), "04 01 01 00 02 01 03 00 00 00");
+    let report = TerminationMessage::Report {
+        round,
+        epoch,
+        wave,
+        counts,
+    };
+    check_message(
+        "report",
+        Message::Termination(report),
+        "04 02 01 00 02 00 01 14 00 00 00",
+    );
+    let quiet = TerminationMessage::Quiet { round, epoch };
+    check_message("quiet", Message::Termination(quiet), "04 03 01 00 00 00 00");
+}
+
+#[test]
+fn one_value_of_each_kind() {
+    let value = Value::List(vec![
+        Value::Nil,
+        Value::Bool(false),
+        Value::Bool(true),
+        Value::Int(-1),
+        Value::Int(300),
+        Value::Float(1.5),
+        Value::Str("hé".into()),
+        Value::Bytes(vec![0, 255]),
+        Value::List(vec![]),
+        Value::Tuple(vec![Value::Nil]),
+        Value::Map(vec![(Value::Int(0), Value::Bool(true))]),
+        Value::Tensor(1),
+        Value::Pickle(vec![0x80, 4]),
+    ]);
+
+    let bytes = value.encode(&Limits::default()).unwrap();
+
+    check(
+        "values",
+        &bytes,
+        "07 0d 00 01 02 03 01 03 d8 04 04 00 00 00 00 00 00 f8 3f 05 03 68 c3 a9 \
+         06 02 00 ff 07 00 08 01 00 09 01 03 00 02 0a 01 0d 02 80 04",
+    );
+    assert_eq!(Value::decode(&bytes, &Limits::default()), Ok(value));
+}
+
+#[test]
+fn every_dtype_has_its_row() {
+    for dtype in DType::ALL {
+        let entry = format!("{} `{}` {}", dtype.code(), dtype.name(), dtype.size());
+        assert!(DOCUMENT.contains(&entry), "the document lacks {entry}");
+    }
+}
+
+#[test]
+fn every_sample_of_the_document_is_checked_here() {
+    let source = include_str!("golden.rs");
+
+    for block in DOCUMENT.split("```hex ").skip(1) {
+        let name = block.lines().next().expect("a name");
+        assert!(
+            source.contains(&format!("\"{name}\",")),
+            "no test checks the block {name}"
+        );
+    }
+}

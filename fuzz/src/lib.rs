@@ -1,0 +1,3 @@
+//! What the fuzz targets do, apart from fuzzing.
+
+pub mod bodies;
