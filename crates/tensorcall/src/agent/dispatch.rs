@@ -1,0 +1,242 @@
+//! From what a transport reports to what happens. Runs on the transport's thread: nothing here waits.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use tensorcall_proto::ids::{Identity, MessageId, Rank};
+use tensorcall_proto::wire::message::{Message, Outcome, Phase, Reply};
+
+use super::peers::{Gone, Peer, Peers, Way};
+use super::{Inner, LinkEntry};
+use crate::body::Received;
+use crate::clock::now;
+use crate::error::Error;
+use crate::future::Response;
+use crate::transport::{Closed, Events, Link, LinkId};
+
+impl Events for Inner {
+    fn next_link(&self) -> LinkId {
+        LinkId(self.next_link.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn accepted(&self, link: LinkId, peer: Identity, handle: Arc<dyn Link>) {
+        self.links.lock().insert(link, LinkEntry::Accepted(peer, handle));
+    }
+
+    fn opened(&self, link: LinkId) {
+        tracing::debug!(link = link.0, "link open");
+    }
+
+    fn received(&self, link: LinkId, message: Message, body: Received) {
+        let entry = self.links.lock().get(&link).cloned();
+        match entry {
+            Some(LinkEntry::Outgoing(peer)) => self.received_answer(&peer, message, body),
+            Some(LinkEntry::Accepted(peer, handle)) => self.received_request(peer, handle, message, body),
+            None => {}
+        }
+    }
+
+    fn sent(&self, link: LinkId, id: MessageId) {
+        let entry = self.links.lock().get(&link).cloned();
+        if let Some(LinkEntry::Outgoing(peer)) = entry {
+            peer.state.lock().calls.set_phase(id, Phase::Sent);
+        }
+    }
+
+    fn closed(&self, link: LinkId, why: Closed) {
+        let entry = self.links.lock().remove(&link);
+        match entry {
+            Some(LinkEntry::Outgoing(peer)) => self.way_closed(&peer, link, why),
+            Some(LinkEntry::Accepted(identity, _)) => {
+                // The process may be dead, or only this connection: finding a way to it tells.
+                if let Some(peer) = self.peer_in_life(&identity)
+                    && !self.is_closed()
+                {
+                    self.reach(&peer);
+                }
+            }
+            None => {}
+        }
+    }
+
+    fn next_tick(&self) -> Option<Instant> {
+        match self.next_tick.load(Ordering::SeqCst) {
+            u64::MAX => None,
+            micros => Some(self.base + std::time::Duration::from_micros(micros)),
+        }
+    }
+
+    fn tick(&self, now: Instant) {
+        self.next_tick.store(u64::MAX, Ordering::SeqCst);
+        for peer in self.peers.get().into_iter().flat_map(Peers::iter) {
+            self.tick_peer(peer, now);
+        }
+        if let Some(again) = self.pool.tick(now) {
+            self.schedule(again);
+        }
+        self.tick_group(now);
+    }
+}
+
+impl Inner {
+    /// The peer with this identity, if it is that life of it (LIFE-1).
+    fn peer_in_life(&self, identity: &Identity) -> Option<Arc<Peer>> {
+        let peer = self.peers.get()?.get(identity.rank)?;
+        (peer.info.identity == *identity).then(|| Arc::clone(peer))
+    }
+
+    /// A message on a link that we call on.
+    fn received_answer(&self, peer: &Arc<Peer>, message: Message, body: Received) {
+        match message {
+            Message::Reply(reply) => self.received_reply(peer, reply, body),
+            Message::Progress { id, phase } => peer.state.lock().calls.set_phase(id, phase),
+            Message::Termination(message) => self.group_message(peer.rank(), message),
+            Message::Goodbye { .. } => self.peer_left(peer),
+            Message::Call(_) | Message::Cancel { .. } => {
+                tracing::warn!(peer = %peer.info.identity, "request on a link of ours ignored");
+            }
+        }
+    }
+
+    /// A message on a link that a peer calls on.
+    fn received_request(&self, peer: Identity, link: Arc<dyn Link>, message: Message, body: Received) {
+        match message {
+            Message::Call(call) => {
+                if let Some(agent) = self.this.upgrade() {
+                    agent.admit(peer, link, call, body);
+                }
+            }
+            Message::Cancel { id } => self.cancel_request(&peer, &*link, id),
+            Message::Termination(message) => {
+                if self.peer_in_life(&peer).is_some() {
+                    self.group_message(peer.rank, message);
+                }
+            }
+            Message::Goodbye { .. } => {
+                if let Some(peer) = self.peer_in_life(&peer) {
+                    self.peer_left(&peer);
+                }
+            }
+            Message::Reply(_) | Message::Progress { .. } => {
+                tracing::warn!(%peer, "answer on a link of a peer ignored");
+            }
+        }
+    }
+
+    fn received_reply(&self, peer: &Arc<Peer>, reply: Reply, body: Received) {
+        let outcome = match reply.outcome {
+            Outcome::Returned { encoding } => Ok(Response { raised: false, encoding, body }),
+            Outcome::Raised { encoding } => Ok(Response { raised: true, encoding, body }),
+            Outcome::Failed { kind, text } => Err(Error::failure(peer.name(), kind, &text)),
+        };
+        self.complete(|| {
+            let ticket = peer.state.lock().calls.finish(reply.id);
+            if ticket.is_none() {
+                tracing::debug!(peer = %peer.info.identity, id = %reply.id, "late reply dropped");
+            }
+            ticket.map(|ticket| (ticket, outcome))
+        });
+        peer.room.notify_one();
+        self.became_idle();
+    }
+
+    /// Our link to a peer is gone: its calls fail, and another try tells whether the peer is lost.
+    fn way_closed(&self, peer: &Arc<Peer>, link: LinkId, why: Closed) {
+        let mut state = peer.state.lock();
+        if !state.drop_way(link) {
+            return;
+        }
+        let gone = state.gone.clone().unwrap_or(Gone::Lost(why.reason));
+        let failed = state.calls.fail_all();
+        let lost = state.gone.is_none() && !why.was_open && !self.is_closed();
+        if lost {
+            state.gone = Some(gone.clone());
+        }
+        let known = state.gone.is_some();
+        drop(state);
+        peer.fail(failed, &gone);
+        if lost {
+            tracing::info!(peer = %peer.info.identity, ?gone, "peer lost");
+            self.peer_gone(peer.rank(), false);
+        } else if !known && !self.is_closed() {
+            self.reach(peer);
+        }
+        self.became_idle();
+    }
+
+    /// A peer said goodbye.
+    fn peer_left(&self, peer: &Arc<Peer>) {
+        let mut state = peer.state.lock();
+        if state.gone.is_some() {
+            return;
+        }
+        state.gone = Some(Gone::Left);
+        let failed = state.calls.fail_all();
+        drop(state);
+        peer.fail(failed, &Gone::Left);
+        self.peer_gone(peer.rank(), true);
+    }
+
+    /// The group agreed that a peer is lost, whatever we saw of it.
+    pub(super) fn declare_lost(&self, rank: Rank) {
+        let Ok(peer) = self.peer(rank) else { return };
+        let mut state = peer.state.lock();
+        if state.gone.is_some() {
+            return;
+        }
+        let gone = Gone::Lost("the group has lost it".to_owned());
+        state.gone = Some(gone.clone());
+        let failed = state.calls.fail_all();
+        let way = std::mem::replace(&mut state.way, Way::None);
+        drop(state);
+        if let Way::Link { handle, .. } = way {
+            handle.close(now());
+        }
+        peer.fail(failed, &gone);
+        self.drop_requests_of(peer);
+    }
+
+    /// What a peer asked for is no longer wanted, and waves do without it.
+    fn peer_gone(&self, rank: Rank, left: bool) {
+        if let Ok(peer) = self.peer(rank) {
+            self.drop_requests_of(peer);
+        }
+        self.group_gone(rank, left);
+    }
+
+    fn drop_requests_of(&self, peer: &Peer) {
+        let Identity { rank, incarnation, .. } = peer.info.identity;
+        let dropped = self.serving.lock().peer_lost(rank, incarnation);
+        if !dropped.is_empty() {
+            tracing::info!(peer = %peer.info.identity, count = dropped.len(), "requests dropped");
+        }
+    }
+
+    /// Deadlines of calls to a peer, and whether it is still there.
+    fn tick_peer(&self, peer: &Arc<Peer>, now: Instant) {
+        let mut state = peer.state.lock();
+        let expired = state.calls.expire(now);
+        let mut check = None;
+        if state.keep_alive_at.is_some_and(|at| at <= now) {
+            let expects = state.calls.unanswered() > 0 || self.group.is_waiting();
+            state.keep_alive_at = expects.then(|| now + self.config.keepalive);
+            if let (true, Way::Link { handle, .. }) = (expects, &state.way) {
+                check = Some(Arc::clone(handle));
+            }
+        }
+        let next = state.calls.next_deadline().into_iter().chain(state.keep_alive_at).min();
+        drop(state);
+        if let Some(next) = next {
+            self.schedule(next);
+        }
+        if let Some(link) = check {
+            link.keep_alive(now, self.config.silence_limit);
+        }
+        for call in expired {
+            let error = Error::timeout(peer.name(), &call.token.function, call.token.timeout, call.phase);
+            self.complete(|| Some((call.token, Err(error))));
+            peer.room.notify_one();
+        }
+    }
+}

@@ -1,0 +1,569 @@
+//! The agent: one worker's end of every call.
+//!
+//! - `mod.rs`: the public handle; making a call
+//! - `peers.rs`: the other workers and the way to each
+//! - `dispatch.rs`: from an event of a transport to what happens
+//! - `pool.rs`: threads that run functions
+//! - `serve.rs`: a request on its way through the pool and back
+//! - `shutdown.rs`: agreeing that the group is quiet, and closing
+//!
+//! Locks are held for moments and never while calling out (LOCK-1). The order, where two are held, is
+//! a peer's state before the table of links.
+
+mod dispatch;
+mod peers;
+mod pool;
+mod serve;
+mod shutdown;
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tensorcall_proto::ids::{Identity, Incarnation, MessageId, Rank, WorkerName};
+use tensorcall_proto::in_flight::Window;
+use tensorcall_proto::serving::Serving;
+use tensorcall_proto::wire::message::{Call, Encoding, FunctionRef, Message, Phase};
+
+pub use self::peers::PeerInfo;
+use self::peers::{Gone, Peer, Peers, Ticket, Way};
+pub use self::pool::ThreadHook;
+use self::pool::{Pool, PoolConfig};
+pub use self::serve::{Handler, InboundCall, Responder};
+use self::shutdown::Group;
+use crate::body::Body;
+use crate::buffer::BufferPool;
+use crate::clock::now;
+use crate::config::AgentConfig;
+use crate::error::{Error, ErrorKind, Result};
+use crate::future::{RpcFuture, promise};
+use crate::transport::memory::{Hub, MemoryTransport};
+use crate::transport::reactor::{Credentials, Reactor};
+use crate::transport::{Events, Link, LinkId, Outbound, Transport, socket};
+
+/// A worker's agent. Cheap to clone; [`Agent::close`] ends it, and so does dropping the last clone.
+#[derive(Clone)]
+pub struct Agent {
+    inner: Arc<Inner>,
+    _end: Arc<EndOnDrop>,
+}
+
+struct EndOnDrop(Weak<Inner>);
+
+impl Drop for EndOnDrop {
+    fn drop(&mut self) {
+        if let Some(inner) = self.0.upgrade() {
+            inner.close(false, now());
+        }
+    }
+}
+
+/// A call to be made.
+#[derive(Debug)]
+pub struct Request {
+    /// Which function.
+    pub function: FunctionRef,
+    /// How errors name the function.
+    pub label: Arc<str>,
+    /// How the payload is encoded.
+    pub encoding: Encoding,
+    /// The arguments.
+    pub body: Body,
+    /// How long the caller waits for the answer; `None` is for ever.
+    pub timeout: Option<Duration>,
+}
+
+/// Why [`Agent::try_call`] made no call.
+#[derive(Debug)]
+pub enum CallError {
+    /// Too much is under way to that worker: wait for room, then try again with this request.
+    Full(Box<Request>),
+    /// The call cannot be made.
+    Failed(Error),
+}
+
+/// Numbers about an agent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Metrics {
+    /// Functions that may be at work at once.
+    pub thread_pool_size: usize,
+    /// Pool threads that have nothing to do.
+    pub idle_threads: usize,
+    /// Pool threads that exist.
+    pub threads: usize,
+    /// Calls made here that have no outcome yet.
+    pub client_active_calls: usize,
+    /// Requests of others that wait or run here.
+    pub server_active_calls: usize,
+    /// Calls ever made here.
+    pub calls_sent: u64,
+    /// Requests ever taken in here.
+    pub calls_received: u64,
+    /// Answers that came too late.
+    pub late_replies: u64,
+}
+
+pub(crate) struct Inner {
+    /// This very object, for requests that outlive a borrow.
+    this: Weak<Self>,
+    me: Identity,
+    config: AgentConfig,
+    handler: Arc<dyn Handler>,
+    pool: Pool,
+    peers: OnceLock<Peers>,
+    links: Mutex<HashMap<LinkId, LinkEntry>>,
+    next_link: AtomicU64,
+    serving: Mutex<Serving<()>>,
+    group: Group,
+    transports: OnceLock<Transports>,
+    /// When [`Events::tick`] has something to do, in microseconds after `base`.
+    next_tick: AtomicU64,
+    base: Instant,
+    /// Outcomes that are being handed to their futures: part of what a wave counts.
+    completing: AtomicU64,
+    /// No more calls are made or taken.
+    closed: AtomicBool,
+}
+
+struct Transports {
+    memory: MemoryTransport,
+    reactor: Reactor,
+}
+
+/// What a link is to the agent.
+#[derive(Clone)]
+enum LinkEntry {
+    /// We call on it.
+    Outgoing(Arc<Peer>),
+    /// The peer calls on it.
+    Accepted(Identity, Arc<dyn Link>),
+}
+
+impl Agent {
+    /// Starts an agent: it listens and accepts connections, but runs nothing before [`Agent::open`].
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Io`] if it cannot listen or start its thread, [`ErrorKind::Usage`] for an address
+    /// that this host does not have.
+    pub fn start(config: AgentConfig, handler: Arc<dyn Handler>) -> Result<Self> {
+        let incarnation = Incarnation::new(random()?);
+        let name = format!("tensorcall-{:016x}-{}", incarnation.get(), config.rank);
+        let ip = socket::listen_ip(config.listen_address.as_deref(), config.rendezvous_host.as_deref())?;
+        let listeners = vec![socket::listen_unix(&name)?, socket::listen_tcp(ip)?];
+        Self::start_with(config, handler, incarnation, &Hub::new(), listeners)
+    }
+
+    /// Starts an agent that can be reached through `hub` alone. Many such agents live in one process.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Io`] if it cannot start its thread.
+    pub fn start_in_memory(config: AgentConfig, handler: Arc<dyn Handler>, hub: &Arc<Hub>) -> Result<Self> {
+        Self::start_with(config, handler, Incarnation::new(random()?), hub, Vec::new())
+    }
+
+    fn start_with(
+        config: AgentConfig,
+        handler: Arc<dyn Handler>,
+        incarnation: Incarnation,
+        hub: &Arc<Hub>,
+        listeners: Vec<socket::ListenSocket>,
+    ) -> Result<Self> {
+        let me = Identity { name: config.name.clone(), rank: config.rank, incarnation };
+        let buffers = BufferPool::new(config.max_idle_memory);
+        let pool = Pool::new(PoolConfig {
+            places: config.num_worker_threads.get(),
+            max_threads: config.max_threads.max(1),
+            hook: Arc::clone(&handler) as Arc<dyn ThreadHook>,
+        });
+        let credentials = Credentials { me: me.clone(), job: config.job.clone(), secret: config.secret.clone() };
+        let limits = config.limits;
+        let inner = Arc::new_cyclic(|this| Inner {
+            this: this.clone(),
+            me: me.clone(),
+            config,
+            handler,
+            pool,
+            peers: OnceLock::new(),
+            links: Mutex::default(),
+            next_link: AtomicU64::new(1),
+            serving: Mutex::new(Serving::new()),
+            group: Group::default(),
+            transports: OnceLock::new(),
+            next_tick: AtomicU64::new(u64::MAX),
+            base: now(),
+            completing: AtomicU64::new(0),
+            closed: AtomicBool::new(false),
+        });
+        let weak = Arc::downgrade(&inner);
+        let events: Weak<dyn Events> = weak.clone();
+        let memory = hub.join(me, events.clone(), limits);
+        let reactor = Reactor::start(events, credentials, listeners, limits, buffers)?;
+        if inner.transports.set(Transports { memory, reactor }).is_err() {
+            return Err(Error::usage("an agent is started once"));
+        }
+        Ok(Self { inner, _end: Arc::new(EndOnDrop(weak)) })
+    }
+
+    /// Who this worker is.
+    pub fn identity(&self) -> &Identity {
+        &self.inner.me
+    }
+
+    /// What the other workers need to reach this one.
+    pub fn contact(&self) -> String {
+        let addresses = self.inner.transports().flat_map(Transport::addresses).collect();
+        PeerInfo { identity: self.inner.me.clone(), addresses }.contact()
+    }
+
+    /// Tells who is in the group, this worker included, and starts to run requests.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Usage`] if names or ranks repeat, or if this worker is missing.
+    pub fn open(&self, group: Vec<PeerInfo>) -> Result<()> {
+        let inner = &self.inner;
+        let window =
+            Window { max_calls: inner.config.max_outstanding_calls, max_bytes: inner.config.max_outstanding_bytes };
+        if !group.iter().any(|info| info.identity == inner.me) {
+            return Err(Error::usage(format!("worker '{}' is not in its own group", inner.me.name)));
+        }
+        let peers = Peers::new(group, window)?;
+        inner.group.start(inner.me.rank, peers.ranks());
+        if inner.peers.set(peers).is_err() {
+            return Err(Error::usage("the group of an agent is set once"));
+        }
+        inner.pool.open();
+        Ok(())
+    }
+
+    /// The rank of the worker with this name.
+    pub fn rank_of(&self, name: &WorkerName) -> Option<Rank> {
+        self.inner.peers.get()?.rank_of(name)
+    }
+
+    /// The name of the worker of this rank.
+    pub fn name_of(&self, rank: Rank) -> Option<WorkerName> {
+        Some(self.inner.peers.get()?.get(rank)?.name().clone())
+    }
+
+    /// Calls a function of worker `to`, waiting for room if too much is under way to it already.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Usage`] if there is no such worker, [`ErrorKind::ShuttingDown`] after
+    /// [`Agent::close`], [`ErrorKind::PeerLost`] or [`ErrorKind::PeerLeft`] if it is known to be gone,
+    /// [`ErrorKind::Timeout`] if there was no room in time. What goes wrong later comes through the
+    /// future.
+    pub fn call(&self, to: Rank, request: Request) -> Result<RpcFuture> {
+        let limit = request.timeout.map(|timeout| now() + timeout);
+        let mut request = request;
+        loop {
+            match self.try_call(to, request) {
+                Ok(future) => return Ok(future),
+                Err(CallError::Failed(error)) => return Err(error),
+                Err(CallError::Full(full)) if self.wait_for_room(to, limit)? => request = *full,
+                Err(CallError::Full(full)) => return Err(self.no_room(to, &full)),
+            }
+        }
+    }
+
+    /// As [`Agent::call`], but gives the request back instead of waiting for room.
+    ///
+    /// # Errors
+    ///
+    /// See [`CallError`] and [`Agent::call`].
+    pub fn try_call(&self, to: Rank, request: Request) -> Result<RpcFuture, CallError> {
+        self.inner.call(to, request)
+    }
+
+    /// Waits until another call to `to` may be made, or `limit`; tells which.
+    ///
+    /// # Errors
+    ///
+    /// As [`Agent::call`].
+    pub fn wait_for_room(&self, to: Rank, limit: Option<Instant>) -> Result<bool> {
+        let peer = self.inner.peer(to)?;
+        let mut state = peer.state.lock();
+        while state.gone.is_none() && !self.inner.is_closed() && !state.calls.has_room(0) {
+            match limit {
+                None => peer.room.wait(&mut state),
+                Some(limit) => {
+                    if peer.room.wait_until(&mut state, limit).timed_out() {
+                        return Ok(state.calls.has_room(0));
+                    }
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// The error of a call that found no room within its time.
+    pub fn no_room(&self, to: Rank, request: &Request) -> Error {
+        let name = self.inner.peer(to).map_or_else(|_| self.inner.me.name.clone(), |peer| peer.name().clone());
+        Error::timeout(&name, &request.label, request.timeout.unwrap_or_default(), Phase::Queued)
+    }
+
+    /// Gives up a call to `to`: its future fails, and the callee does not run it if it has not begun.
+    /// Tells whether the call was still under way.
+    pub fn cancel(&self, to: Rank, call: MessageId) -> bool {
+        let Ok(peer) = self.inner.peer(to) else { return false };
+        let Some(ticket) = peer.state.lock().calls.abandon(call) else { return false };
+        let text = format!("the call of {} on worker '{}' was cancelled", ticket.function, peer.name());
+        self.inner.complete(|| Some((ticket, Err(Error::new(ErrorKind::Cancelled, text)))));
+        self.inner.post(peer, Outbound::plain(Message::Cancel { id: call }));
+        peer.room.notify_one();
+        true
+    }
+
+    /// Runs `task` on a pool thread that does not count as one of `num_worker_threads`.
+    pub fn spawn(&self, task: impl FnOnce() + Send + 'static) {
+        self.inner.pool.spawn(Box::new(task));
+    }
+
+    /// Workers that are lost: not those that left in good order.
+    pub fn lost(&self) -> Vec<Rank> {
+        let peers = self.inner.peers.get().into_iter().flat_map(Peers::iter);
+        let lost = peers.filter(|peer| matches!(peer.state.lock().gone, Some(Gone::Lost(_))));
+        lost.map(|peer| peer.rank()).collect()
+    }
+
+    /// Waits until nothing is under way in the whole group: every live worker has called this, and
+    /// every request made before, or because of one made before, has been answered (TERM-1).
+    /// `leaving` says that this worker will close next. `None` waits without limit.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Timeout`], naming those who were waited for.
+    pub fn quiesce(&self, leaving: bool, limit: Option<Instant>) -> Result<()> {
+        self.inner.quiesce(leaving, limit)
+    }
+
+    /// Ends the agent: calls under way fail, requests are no longer run, connections are closed. After
+    /// [`Agent::quiesce`] nothing is lost by it. What is still queued to peers is sent until `limit`.
+    /// Functions that run are not waited for. Doing it again is harmless.
+    pub fn close(&self, graceful: bool, limit: Instant) {
+        self.inner.close(graceful, limit);
+    }
+
+    /// Waits until the pool's threads have ended, which they do once closed and idle; tells whether.
+    pub fn wait_threads_ended(&self, limit: Instant) -> bool {
+        self.inner.pool.wait_ended(limit)
+    }
+
+    /// Numbers about this agent.
+    pub fn metrics(&self) -> Metrics {
+        self.inner.metrics()
+    }
+}
+
+impl std::fmt::Debug for Agent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Agent").field("identity", &self.inner.me).finish_non_exhaustive()
+    }
+}
+
+/// Whether this thread runs a function or a callback for some agent: its calls are nested ones.
+pub fn is_pool_thread() -> bool {
+    pool::is_inside()
+}
+
+/// Waits for something that a call will bring about, lending this thread's place in the pool to others
+/// meanwhile. On a thread that is not of a pool it just waits.
+pub fn lend<R>(target: Option<&WorkerName>, wait: impl FnOnce() -> R) -> R {
+    pool::lend(target, wait)
+}
+
+impl Inner {
+    fn transports(&self) -> impl Iterator<Item = &dyn Transport> {
+        let both = self.transports.get();
+        both.into_iter().flat_map(|both| [&both.memory as &dyn Transport, &both.reactor])
+    }
+
+    fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    fn peer(&self, rank: Rank) -> Result<&Arc<Peer>> {
+        let peers = self.peers.get().ok_or_else(|| Error::usage("the group is not known yet"))?;
+        peers.get(rank).ok_or_else(|| Error::usage(format!("there is no worker of rank {rank}")))
+    }
+
+    fn call(&self, to: Rank, request: Request) -> Result<RpcFuture, CallError> {
+        let peer = self.peer(to).map_err(CallError::Failed)?;
+        let start = now();
+        let deadline = request.timeout.map(|timeout| start + timeout);
+        let nested = pool::is_inside();
+        let bytes = request.body.len();
+        let (promise, future) = promise();
+        let mut state = peer.state.lock();
+        if self.is_closed() {
+            return Err(CallError::Failed(Error::shutting_down()));
+        }
+        if let Some(gone) = &state.gone {
+            return Err(CallError::Failed(peer.error(gone, &request.label, Phase::Queued)));
+        }
+        let ticket = Ticket {
+            promise,
+            function: Arc::clone(&request.label),
+            timeout: request.timeout.unwrap_or_default(),
+        };
+        let Ok(id) = state.calls.try_start(deadline, bytes, nested, ticket) else {
+            return Err(CallError::Full(Box::new(request)));
+        };
+        future.is_of(id);
+        let keep_alive = *state.keep_alive_at.get_or_insert(start + self.config.keepalive);
+        let message = Outbound {
+            message: Message::Call(Call {
+                id,
+                function: request.function,
+                encoding: request.encoding,
+                timeout_us: request.timeout.map(|timeout| u64::try_from(timeout.as_micros()).unwrap_or(u64::MAX)),
+                nested,
+                autograd: None,
+            }),
+            body: request.body,
+            id: Some(id),
+        };
+        if self.post_locked(peer, state, message) {
+            peer.state.lock().calls.set_phase(id, Phase::Sent);
+        }
+        self.schedule(deadline.map_or(keep_alive, |deadline| deadline.min(keep_alive)));
+        Ok(future)
+    }
+
+    /// Sends a message to a peer, opening the way if there is none. Tells whether it is all out.
+    fn post(&self, peer: &Arc<Peer>, message: Outbound) -> bool {
+        let state = peer.state.lock();
+        if state.gone.is_some() {
+            return false;
+        }
+        self.post_locked(peer, state, message)
+    }
+
+    fn post_locked(
+        &self,
+        peer: &Arc<Peer>,
+        mut state: parking_lot::MutexGuard<'_, peers::PeerState>,
+        message: Outbound,
+    ) -> bool {
+        match &mut state.way {
+            Way::Link { handle, .. } => {
+                let handle = Arc::clone(handle);
+                drop(state);
+                handle.send(message)
+            }
+            Way::Opening { backlog, .. } => {
+                backlog.push(message);
+                false
+            }
+            Way::None => {
+                self.open_way(peer, state, vec![message]);
+                false
+            }
+        }
+    }
+
+    /// Makes sure that there is a way to a peer, or that it turns out that there is none.
+    fn reach(&self, peer: &Arc<Peer>) {
+        let state = peer.state.lock();
+        if state.gone.is_none() && matches!(state.way, Way::None) {
+            self.open_way(peer, state, Vec::new());
+        }
+    }
+
+    /// Opens a link, then sends what has been kept for it. The lock is not held meanwhile (LOCK-1).
+    fn open_way(
+        &self,
+        peer: &Arc<Peer>,
+        mut state: parking_lot::MutexGuard<'_, peers::PeerState>,
+        backlog: Vec<Outbound>,
+    ) {
+        let link = self.next_link();
+        state.way = Way::Opening { id: link, backlog };
+        drop(state);
+        self.links.lock().insert(link, LinkEntry::Outgoing(Arc::clone(peer)));
+        let PeerInfo { identity, addresses } = &peer.info;
+        let reaches =
+            |transport: &&dyn Transport| addresses.iter().any(|address| transport.reaches(identity, address));
+        // All addresses of one kind are tried by its transport; memory, which is this process, comes first.
+        let Some(transport) = self.transports().find(reaches) else {
+            let reason = "no transport reaches any of its addresses".to_owned();
+            self.closed(link, crate::transport::Closed { was_open: false, reason });
+            return;
+        };
+        let handle = transport.connect(link, identity, addresses.clone());
+        loop {
+            let mut state = peer.state.lock();
+            let Way::Opening { id, backlog } = &mut state.way else { return };
+            if *id != link {
+                return;
+            }
+            let kept = std::mem::take(backlog);
+            if kept.is_empty() {
+                state.way = Way::Link { id: link, handle };
+                return;
+            }
+            drop(state);
+            for message in kept {
+                handle.send(message);
+            }
+        }
+    }
+
+    fn schedule(&self, when: Instant) {
+        let micros = self.micros(when);
+        if self.next_tick.fetch_min(micros, Ordering::SeqCst) > micros
+            && let Some(transports) = self.transports.get()
+        {
+            transports.reactor.wake_by(when);
+        }
+    }
+
+    fn micros(&self, time: Instant) -> u64 {
+        // Rounded up: at that microsecond the time has come.
+        let nanos = time.saturating_duration_since(self.base).as_nanos();
+        u64::try_from(nanos.div_ceil(1000)).unwrap_or(u64::MAX)
+    }
+
+    /// Completes a call, in sight of the waves (see [`shutdown`]).
+    fn complete(&self, take: impl FnOnce() -> Option<(Ticket, Result<crate::future::Response>)>) {
+        self.completing.fetch_add(1, Ordering::SeqCst);
+        if let Some((ticket, outcome)) = take() {
+            ticket.promise.complete(outcome);
+        }
+        self.completing.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    fn metrics(&self) -> Metrics {
+        let pool = self.pool.counts();
+        let (mut active, mut sent, mut late) = (0, 0, 0);
+        for peer in self.peers.get().into_iter().flat_map(Peers::iter) {
+            let state = peer.state.lock();
+            active += state.calls.len();
+            sent += state.calls.started();
+            late += state.calls.late();
+        }
+        let serving = self.serving.lock();
+        Metrics {
+            thread_pool_size: self.config.num_worker_threads.get(),
+            idle_threads: pool.idle,
+            threads: pool.threads,
+            client_active_calls: active,
+            server_active_calls: serving.len(),
+            calls_sent: sent,
+            calls_received: serving.total(),
+            late_replies: late,
+        }
+    }
+}
+
+/// A random number from the system.
+fn random() -> Result<u64> {
+    let mut bytes = [0; 8];
+    getrandom::fill(&mut bytes).map_err(|error| Error::io("no random numbers", error))?;
+    Ok(u64::from_le_bytes(bytes))
+}

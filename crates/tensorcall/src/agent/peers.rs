@@ -1,0 +1,219 @@
+//! The other workers: who they are, the way to each, and what is under way with it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use serde::{Deserialize, Serialize};
+use tensorcall_proto::ids::{Identity, Incarnation, MessageId, Rank, WorkerName};
+use tensorcall_proto::in_flight::{InFlight, Window};
+use tensorcall_proto::wire::message::Phase;
+
+use crate::error::{Error, Result};
+use crate::future::Promise;
+use crate::transport::{Address, Link, LinkId, Outbound};
+
+/// A worker and where to reach it, as its agent's [`contact`](crate::Agent::contact) tells.
+#[derive(Debug, Clone)]
+pub struct PeerInfo {
+    /// Which life of which worker.
+    pub identity: Identity,
+    /// Where it listens.
+    pub addresses: Vec<Address>,
+}
+
+/// The text form of a contact, as published in the store.
+#[derive(Debug, Serialize, Deserialize)]
+struct Contact {
+    incarnation: String,
+    addresses: Vec<String>,
+}
+
+impl PeerInfo {
+    /// Reads a contact.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Usage`](crate::ErrorKind::Usage) if it is not one.
+    pub fn from_contact(name: WorkerName, rank: Rank, contact: &str) -> Result<Self> {
+        let invalid = |why: &dyn std::fmt::Display| Error::usage(format!("contact of worker '{name}' is invalid: {why}"));
+        let Contact { incarnation, addresses } = serde_json::from_str(contact).map_err(|e| invalid(&e))?;
+        let incarnation = u64::from_str_radix(&incarnation, 16).map_err(|e| invalid(&e))?;
+        let addresses = addresses.iter().map(|text| text.parse()).collect::<Result<_, _>>();
+        let addresses = addresses.map_err(|e| invalid(&e))?;
+        Ok(Self { identity: Identity { name, rank, incarnation: Incarnation::new(incarnation) }, addresses })
+    }
+
+    /// The text form.
+    pub(crate) fn contact(&self) -> String {
+        let contact = Contact {
+            incarnation: format!("{:016x}", self.identity.incarnation.get()),
+            addresses: self.addresses.iter().map(Address::to_string).collect(),
+        };
+        serde_json::to_string(&contact).unwrap_or_default()
+    }
+}
+
+/// All workers of the group, this one included.
+#[derive(Debug, Default)]
+pub(crate) struct Peers {
+    by_rank: HashMap<Rank, Arc<Peer>>,
+    by_name: HashMap<WorkerName, Rank>,
+}
+
+impl Peers {
+    /// # Errors
+    ///
+    /// If two workers share a name or a rank.
+    pub(crate) fn new(infos: impl IntoIterator<Item = PeerInfo>, window: Window) -> Result<Self> {
+        let mut peers = Self::default();
+        for info in infos {
+            let Identity { name, rank, .. } = info.identity.clone();
+            if let Some(other) = peers.by_name.insert(name.clone(), rank) {
+                let text = format!("worker name '{name}' is not unique: ranks {other} and {rank} share it");
+                return Err(Error::usage(text));
+            }
+            if peers.by_rank.insert(rank, Arc::new(Peer::new(info, window))).is_some() {
+                return Err(Error::usage(format!("two workers have rank {rank}")));
+            }
+        }
+        Ok(peers)
+    }
+
+    pub(crate) fn get(&self, rank: Rank) -> Option<&Arc<Peer>> {
+        self.by_rank.get(&rank)
+    }
+
+    pub(crate) fn rank_of(&self, name: &WorkerName) -> Option<Rank> {
+        self.by_name.get(name).copied()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<Peer>> {
+        self.by_rank.values()
+    }
+
+    pub(crate) fn ranks(&self) -> impl Iterator<Item = Rank> + '_ {
+        self.by_rank.keys().copied()
+    }
+}
+
+/// One worker of the group.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    pub(crate) info: PeerInfo,
+    pub(crate) state: Mutex<PeerState>,
+    /// A call to this peer ended: there may be room for another.
+    pub(crate) room: Condvar,
+}
+
+#[derive(Debug)]
+pub(crate) struct PeerState {
+    pub(crate) calls: InFlight<Ticket>,
+    pub(crate) way: Way,
+    pub(crate) gone: Option<Gone>,
+    /// When the connection is checked next; `None` while nothing is expected from this peer.
+    pub(crate) keep_alive_at: Option<Instant>,
+}
+
+/// What completes a call, and what its errors tell.
+#[derive(Debug)]
+pub(crate) struct Ticket {
+    pub(crate) promise: Promise,
+    pub(crate) function: Arc<str>,
+    pub(crate) timeout: Duration,
+}
+
+/// The outgoing link to a peer.
+#[derive(Debug)]
+pub(crate) enum Way {
+    None,
+    /// Being made by some thread, which then sends the backlog.
+    Opening { id: LinkId, backlog: Vec<Outbound> },
+    Link { id: LinkId, handle: Arc<dyn Link> },
+}
+
+/// Why a peer takes no part any more.
+#[derive(Debug, Clone)]
+pub(crate) enum Gone {
+    /// It shut down and said so.
+    Left,
+    /// It cannot be reached, for this reason.
+    Lost(String),
+}
+
+impl Peer {
+    fn new(info: PeerInfo, window: Window) -> Self {
+        let state =
+            PeerState { calls: InFlight::new(window), way: Way::None, gone: None, keep_alive_at: None };
+        Self { info, state: Mutex::new(state), room: Condvar::new() }
+    }
+
+    pub(crate) fn name(&self) -> &WorkerName {
+        &self.info.identity.name
+    }
+
+    pub(crate) fn rank(&self) -> Rank {
+        self.info.identity.rank
+    }
+
+    /// The error of a call to this peer that has come as far as `phase`.
+    pub(crate) fn error(&self, gone: &Gone, function: &str, phase: Phase) -> Error {
+        match gone {
+            Gone::Left => Error::peer_left(self.name(), self.rank()),
+            Gone::Lost(why) => Error::peer_lost(self.name(), self.rank(), why, function, phase),
+        }
+    }
+
+    /// Completes calls that ended because the peer is gone. Call without holding `state`.
+    pub(crate) fn fail(&self, calls: Vec<(MessageId, Ticket, Phase)>, gone: &Gone) {
+        for (_, ticket, phase) in calls {
+            ticket.promise.complete(Err(self.error(gone, &ticket.function, phase)));
+        }
+        self.room.notify_all();
+    }
+}
+
+impl PeerState {
+    /// Forgets the way if it is this link.
+    pub(crate) fn drop_way(&mut self, link: LinkId) -> bool {
+        let is_it = match &self.way {
+            Way::None => false,
+            Way::Opening { id, .. } | Way::Link { id, .. } => *id == link,
+        };
+        if is_it {
+            self.way = Way::None;
+        }
+        is_it
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_contact_reads_as_it_is_written() {
+        let identity = Identity {
+            name: WorkerName::parse("worker1").unwrap(),
+            rank: Rank::new(1).unwrap(),
+            incarnation: Incarnation::new(0xfeed),
+        };
+        let addresses = vec!["tcp:127.0.0.1:80".parse().unwrap(), "unix:h/n".parse().unwrap()];
+        let info = PeerInfo { identity: identity.clone(), addresses: addresses.clone() };
+
+        let read = PeerInfo::from_contact(identity.name.clone(), identity.rank, &info.contact()).unwrap();
+
+        assert_eq!(read.identity, identity);
+        assert_eq!(read.addresses, addresses);
+    }
+
+    #[test]
+    fn a_contact_that_is_none_is_an_error_that_names_the_worker() {
+        let name = WorkerName::parse("worker1").unwrap();
+        for text in ["", "{}", r#"{"incarnation": "x", "addresses": []}"#, r#"{"incarnation": "1", "addresses": ["?"]}"#] {
+            let error = PeerInfo::from_contact(name.clone(), Rank::new(1).unwrap(), text).unwrap_err();
+            assert!(error.to_string().contains("worker1"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,594 @@
+//! Threads that run the functions of other workers.
+//!
+//! A *place* is the right to be at work: there are `num_worker_threads` of them. A function takes a
+//! place when it starts and lends it to others while it waits inside an RPC ([`lend`]), so waiting
+//! functions never use up the pool; when its wait ends it goes on at once, so the number at work may
+//! briefly exceed the places, and no new function starts until it is back under. Threads are made on
+//! demand up to a cap; at the cap, with every thread waiting, a request is refused at once, because
+//! nobody is left who could ever run it.
+//!
+//! *Tasks* (callbacks of futures) run on the same threads but take no place.
+//!
+//! A call that came from inside a running function elsewhere is *nested*. If functions here block on
+//! something that only such a call would release, a lock for instance, no place ever becomes free; so
+//! when nothing has moved for [`STALL`] a nested call starts without one.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use tensorcall_proto::ids::WorkerName;
+
+use crate::clock::now;
+
+/// A nested call starts without a place after the pool has been still for this long.
+const STALL: Duration = Duration::from_millis(20);
+/// A thread beyond the number of places ends after it was idle for this long.
+const LINGER: Duration = Duration::from_secs(5);
+
+/// Wraps the life of each pool thread, for languages in which a thread has to sign in.
+pub trait ThreadHook: Send + Sync {
+    /// Runs `body`, which returns when the thread ends, with the thread signed in.
+    fn run(&self, body: &mut (dyn FnMut() + Send));
+}
+
+/// A request to run: called with `None` to run it, or with the reason why it never will.
+pub(crate) type Job = Box<dyn FnOnce(Option<String>) + Send>;
+/// Work that takes no place.
+pub(crate) type Task = Box<dyn FnOnce() + Send>;
+
+/// How many threads, and what wraps them.
+pub(crate) struct PoolConfig {
+    pub(crate) places: usize,
+    pub(crate) max_threads: usize,
+    pub(crate) hook: Arc<dyn ThreadHook>,
+}
+
+/// See the module.
+pub(crate) struct Pool(Arc<Shared>);
+
+struct Shared {
+    config: PoolConfig,
+    state: Mutex<State>,
+    work: Condvar,
+    ended: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    nested: VecDeque<Job>,
+    requests: VecDeque<Job>,
+    tasks: VecDeque<Task>,
+    /// Requests are started.
+    open: bool,
+    stopping: bool,
+    threads: usize,
+    /// Threads made that have not yet looked for work.
+    starting: usize,
+    idle: usize,
+    /// Idle threads that were told to look for work and have not yet.
+    signaled: usize,
+    /// Functions at work, waiting ones not counted.
+    at_work: usize,
+    /// Threads inside an RPC wait, by the worker they wait for.
+    waits: BTreeMap<Option<WorkerName>, usize>,
+    waiting: usize,
+    tasks_running: usize,
+    /// Nested calls that may start although no place is free.
+    extra: usize,
+    last_progress: Option<Instant>,
+}
+
+/// What a pool is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PoolCounts {
+    pub(crate) threads: usize,
+    pub(crate) idle: usize,
+    /// Callbacks queued or running.
+    pub(crate) tasks: usize,
+}
+
+enum Work {
+    Request(Job),
+    Task(Task),
+    End,
+}
+
+thread_local! {
+    static CURRENT: RefCell<Option<Membership>> = const { RefCell::new(None) };
+}
+
+/// What a pool thread knows about itself.
+struct Membership {
+    pool: Arc<Shared>,
+    /// Whether what runs now holds a place.
+    has_place: bool,
+    /// Inside a wait already: waits nest when a callback runs in one.
+    lending: bool,
+}
+
+impl Pool {
+    pub(crate) fn new(config: PoolConfig) -> Self {
+        Self(Arc::new(Shared {
+            config,
+            state: Mutex::default(),
+            work: Condvar::new(),
+            ended: Condvar::new(),
+        }))
+    }
+
+    /// Starts to start requests.
+    pub(crate) fn open(&self) {
+        let mut state = self.0.state.lock();
+        state.open = true;
+        self.0.kick(&mut state);
+    }
+
+    /// Queues a request. If it may have to start without a place, returns when to call
+    /// [`tick`](Self::tick).
+    pub(crate) fn submit(&self, nested: bool, job: Job) -> Option<Instant> {
+        let mut state = self.0.state.lock();
+        if state.stopping {
+            drop(state);
+            job(Some("the worker is shutting down".to_owned()));
+            return None;
+        }
+        if nested { &mut state.nested } else { &mut state.requests }.push_back(job);
+        self.0.kick(&mut state);
+        let check = self.0.next_check(&state);
+        self.0.refuse_if_exhausted(state);
+        check
+    }
+
+    /// Queues a task. Tasks run also after [`stop`](Self::stop): futures wait for them.
+    pub(crate) fn spawn(&self, task: Task) {
+        let mut state = self.0.state.lock();
+        state.tasks.push_back(task);
+        self.0.kick(&mut state);
+    }
+
+    /// Lets a nested call pass if nothing has moved for a while; returns when to look again.
+    pub(crate) fn tick(&self, now: Instant) -> Option<Instant> {
+        let mut state = self.0.state.lock();
+        let due = self.0.next_check(&state)?;
+        if due > now {
+            return Some(due);
+        }
+        state.extra += 1;
+        state.last_progress = Some(now);
+        self.0.kick(&mut state);
+        self.0.next_check(&state)
+    }
+
+    pub(crate) fn counts(&self) -> PoolCounts {
+        let state = self.0.state.lock();
+        PoolCounts {
+            threads: state.threads,
+            idle: state.idle,
+            tasks: state.tasks.len() + state.tasks_running,
+        }
+    }
+
+    /// Starts no requests any more and tells idle threads to end. Functions that run are left alone.
+    pub(crate) fn stop(&self) {
+        let mut state = self.0.state.lock();
+        state.stopping = true;
+        let refused: Vec<_> = take_requests(&mut state);
+        drop(state);
+        self.0.work.notify_all();
+        refuse(refused, "the worker is shutting down");
+    }
+
+    /// Waits until all threads have ended or `limit` has come; tells which.
+    pub(crate) fn wait_ended(&self, limit: Instant) -> bool {
+        let mut state = self.0.state.lock();
+        // A pool thread that shuts its own agent down cannot wait for itself.
+        let own = usize::from(CURRENT.with_borrow(|m| m.as_ref().is_some_and(|m| Arc::ptr_eq(&m.pool, &self.0))));
+        while state.threads > own {
+            if self.0.ended.wait_until(&mut state, limit).timed_out() {
+                return state.threads <= own;
+            }
+        }
+        true
+    }
+}
+
+impl Shared {
+    /// When a nested call that waits for a place may have to start without one.
+    fn next_check(&self, state: &State) -> Option<Instant> {
+        let stuck = state.open && !state.stopping && !state.nested.is_empty() && self.free_places(state) == 0;
+        stuck.then(|| state.last_progress.unwrap_or_else(now) + STALL)
+    }
+
+    fn free_places(&self, state: &State) -> usize {
+        self.config.places.saturating_sub(state.at_work)
+    }
+
+    /// Requests that could start now.
+    fn startable(&self, state: &State) -> usize {
+        if !state.open {
+            return 0;
+        }
+        let free = self.free_places(state);
+        let queued = state.nested.len() + state.requests.len();
+        free.min(queued) + state.extra.min(state.nested.len().saturating_sub(free))
+    }
+
+    /// Sees to it that a thread will look at everything that could start now.
+    fn kick(self: &Arc<Self>, state: &mut State) {
+        let cap = self.config.max_threads;
+        loop {
+            let startable = self.startable(state);
+            let coming = state.signaled + state.starting;
+            if startable + state.tasks.len() <= coming {
+                return;
+            }
+            if state.idle > state.signaled {
+                state.signaled += 1;
+                self.work.notify_one();
+                continue;
+            }
+            // Tasks have room of their own beyond the cap: they complete what others wait for.
+            let room = if state.tasks.is_empty() { cap } else { cap.saturating_mul(2) };
+            if state.threads >= room || !self.start_thread() {
+                return;
+            }
+            state.threads += 1;
+            state.starting += 1;
+        }
+    }
+
+    fn start_thread(self: &Arc<Self>) -> bool {
+        let pool = Arc::clone(self);
+        let body = move || {
+            let hook = Arc::clone(&pool.config.hook);
+            hook.run(&mut || pool.work_until_end());
+            pool.thread_ended();
+        };
+        match std::thread::Builder::new().name("tensorcall-pool".to_owned()).spawn(body) {
+            Ok(_) => true,
+            Err(error) => {
+                tracing::error!(%error, "cannot start a pool thread");
+                false
+            }
+        }
+    }
+
+    fn work_until_end(self: &Arc<Self>) {
+        CURRENT.set(Some(Membership { pool: Arc::clone(self), has_place: false, lending: false }));
+        let mut first = true;
+        loop {
+            match self.next_work(std::mem::take(&mut first)) {
+                Work::Request(job) => {
+                    set_has_place(true);
+                    guarded(|| job(None));
+                    set_has_place(false);
+                    let mut state = self.state.lock();
+                    state.at_work -= 1;
+                    state.last_progress = Some(now());
+                }
+                Work::Task(task) => {
+                    guarded(task);
+                    self.state.lock().tasks_running -= 1;
+                }
+                Work::End => break,
+            }
+        }
+        CURRENT.set(None);
+    }
+
+    fn next_work(self: &Arc<Self>, first: bool) -> Work {
+        let mut state = self.state.lock();
+        if first {
+            state.starting -= 1;
+        }
+        loop {
+            if let Some(task) = state.tasks.pop_front() {
+                state.tasks_running += 1;
+                self.kick(&mut state);
+                return Work::Task(task);
+            }
+            if state.stopping {
+                return Work::End;
+            }
+            if let Some(job) = self.take_request(&mut state) {
+                state.at_work += 1;
+                state.last_progress = Some(now());
+                self.kick(&mut state);
+                return Work::Request(job);
+            }
+            state.idle += 1;
+            let timed_out = self.work.wait_for(&mut state, LINGER).timed_out();
+            state.idle -= 1;
+            state.signaled = state.signaled.saturating_sub(1);
+            if timed_out && state.threads > self.config.places && self.startable(&state) + state.tasks.len() == 0 {
+                return Work::End;
+            }
+        }
+    }
+
+    fn take_request(&self, state: &mut State) -> Option<Job> {
+        if !state.open {
+            return None;
+        }
+        if self.free_places(state) > 0 {
+            return state.nested.pop_front().or_else(|| state.requests.pop_front());
+        }
+        if state.extra == 0 {
+            return None;
+        }
+        state.extra -= 1;
+        state.nested.pop_front()
+    }
+
+    fn thread_ended(&self) {
+        let mut state = self.state.lock();
+        state.threads -= 1;
+        drop(state);
+        self.ended.notify_all();
+    }
+
+    fn begin_wait(self: &Arc<Self>, has_place: bool, target: Option<&WorkerName>) {
+        let mut state = self.state.lock();
+        state.waiting += 1;
+        *state.waits.entry(target.cloned()).or_default() += 1;
+        if has_place {
+            state.at_work -= 1;
+            state.last_progress = Some(now());
+            self.kick(&mut state);
+        }
+        self.refuse_if_exhausted(state);
+    }
+
+    fn end_wait(&self, has_place: bool, target: Option<&WorkerName>) {
+        let mut state = self.state.lock();
+        state.waiting -= 1;
+        let target = target.cloned();
+        if let Some(count) = state.waits.get_mut(&target) {
+            *count -= 1;
+            if *count == 0 {
+                state.waits.remove(&target);
+            }
+        }
+        if has_place {
+            state.at_work += 1;
+        }
+    }
+
+    /// Refuses all requests if no thread is left that could ever run one.
+    fn refuse_if_exhausted(&self, mut state: parking_lot::MutexGuard<'_, State>) {
+        let queued = !state.nested.is_empty() || !state.requests.is_empty();
+        let exhausted = state.threads >= self.config.max_threads && state.waiting >= state.threads;
+        if !(queued && exhausted) {
+            return;
+        }
+        let waits = state.waits.iter().map(|(name, count)| match name {
+            Some(name) => format!("{count} for worker '{name}'"),
+            None => format!("{count} for a local future"),
+        });
+        let text = format!(
+            "the thread pool is exhausted: all {} threads (the cap, TENSORCALL_MAX_THREADS) wait inside an RPC: {}",
+            state.threads,
+            waits.collect::<Vec<_>>().join(", ")
+        );
+        let refused = take_requests(&mut state);
+        drop(state);
+        refuse(refused, &text);
+    }
+}
+
+fn take_requests(state: &mut State) -> Vec<Job> {
+    let nested = std::mem::take(&mut state.nested);
+    nested.into_iter().chain(std::mem::take(&mut state.requests)).collect()
+}
+
+fn refuse(jobs: Vec<Job>, text: &str) {
+    for job in jobs {
+        guarded(|| job(Some(text.to_owned())));
+    }
+}
+
+/// A panic ends what runs, not the thread; whoever waits for it learns by the drop of its responder.
+fn guarded(run: impl FnOnce()) {
+    if catch_unwind(AssertUnwindSafe(run)).is_err() {
+        tracing::error!("a function panicked");
+    }
+}
+
+fn set_has_place(has_place: bool) {
+    CURRENT.with_borrow_mut(|member| {
+        if let Some(member) = member {
+            member.has_place = has_place;
+        }
+    });
+}
+
+/// Whether this thread runs something for a pool: then its calls are nested.
+pub(crate) fn is_inside() -> bool {
+    CURRENT.with_borrow(Option::is_some)
+}
+
+/// Runs `wait`, which waits for an RPC to `target`, and lends this thread's place meanwhile.
+pub(crate) fn lend<R>(target: Option<&WorkerName>, wait: impl FnOnce() -> R) -> R {
+    let lender = CURRENT.with_borrow_mut(|member| match member {
+        Some(member) if !member.lending => {
+            member.lending = true;
+            Some((Arc::clone(&member.pool), member.has_place))
+        }
+        _ => None,
+    });
+    let Some((pool, has_place)) = lender else { return wait() };
+    /// Ends the wait also when `wait` panics.
+    struct Loan<'a>(Arc<Shared>, bool, Option<&'a WorkerName>);
+    impl Drop for Loan<'_> {
+        fn drop(&mut self) {
+            self.0.end_wait(self.1, self.2);
+            CURRENT.with_borrow_mut(|member| {
+                if let Some(member) = member {
+                    member.lending = false;
+                }
+            });
+        }
+    }
+    pool.begin_wait(has_place, target);
+    let _loan = Loan(pool, has_place, target);
+    wait()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::{self, Receiver, Sender};
+
+    struct Plain;
+
+    impl ThreadHook for Plain {
+        fn run(&self, body: &mut (dyn FnMut() + Send)) {
+            body();
+        }
+    }
+
+    const SOON: Duration = Duration::from_secs(20);
+
+    fn pool(places: usize, max_threads: usize) -> Pool {
+        let pool = Pool::new(PoolConfig { places, max_threads, hook: Arc::new(Plain) });
+        pool.open();
+        pool
+    }
+
+    /// A request that says that it runs, then does what it is told.
+    fn blocked_request(pool: &Pool, nested: bool) -> (Receiver<Option<String>>, Sender<()>) {
+        let (said, says) = mpsc::channel();
+        let (go, gone) = mpsc::channel::<()>();
+        pool.submit(
+            nested,
+            Box::new(move |refused| {
+                let run = refused.is_none();
+                said.send(refused).unwrap();
+                if run {
+                    let _ = gone.recv_timeout(SOON);
+                }
+            }),
+        );
+        (says, go)
+    }
+
+    fn waiting_request(pool: &Pool) -> (Receiver<Option<String>>, Sender<()>) {
+        let (said, says) = mpsc::channel();
+        let (go, gone) = mpsc::channel::<()>();
+        pool.submit(
+            false,
+            Box::new(move |refused| {
+                lend(Some(&WorkerName::parse("worker1").unwrap()), || {
+                    said.send(refused).unwrap();
+                    let _ = gone.recv_timeout(SOON);
+                });
+            }),
+        );
+        (says, go)
+    }
+
+    #[test]
+    fn no_more_functions_run_at_once_than_there_are_places() {
+        let pool = pool(2, 10);
+        let (a, _go_a) = blocked_request(&pool, false);
+        let (b, go_b) = blocked_request(&pool, false);
+        let (c, _go_c) = blocked_request(&pool, false);
+        a.recv_timeout(SOON).unwrap();
+        b.recv_timeout(SOON).unwrap();
+        assert!(c.try_recv().is_err());
+
+        go_b.send(()).unwrap();
+
+        assert_eq!(c.recv_timeout(SOON), Ok(None));
+    }
+
+    #[test]
+    fn a_waiting_function_lends_its_place() {
+        let pool = pool(1, 10);
+        let (a, _go) = waiting_request(&pool);
+        a.recv_timeout(SOON).unwrap();
+
+        let (b, _go) = blocked_request(&pool, false);
+
+        assert_eq!(b.recv_timeout(SOON), Ok(None));
+    }
+
+    #[test]
+    fn at_the_cap_with_all_waiting_a_request_is_refused_and_told_why() {
+        let pool = pool(1, 2);
+        let (a, _go_a) = waiting_request(&pool);
+        let (b, _go_b) = waiting_request(&pool);
+        a.recv_timeout(SOON).unwrap();
+        b.recv_timeout(SOON).unwrap();
+
+        let (c, _go_c) = blocked_request(&pool, false);
+
+        let text = c.recv_timeout(SOON).unwrap().unwrap();
+        assert!(text.contains("exhausted") && text.contains("2 for worker 'worker1'"), "{text}");
+    }
+
+    #[test]
+    fn a_nested_call_passes_functions_that_block_without_an_rpc_wait() {
+        let pool = pool(1, 10);
+        let (a, _go) = blocked_request(&pool, false);
+        a.recv_timeout(SOON).unwrap();
+        let (b, _go) = blocked_request(&pool, true);
+        assert!(b.try_recv().is_err());
+
+        let due = pool.tick(now()).unwrap();
+        pool.tick(due);
+
+        assert_eq!(b.recv_timeout(SOON), Ok(None));
+    }
+
+    #[test]
+    fn tasks_take_no_place() {
+        let pool = pool(1, 10);
+        let (a, _go) = blocked_request(&pool, false);
+        a.recv_timeout(SOON).unwrap();
+        let (said, says) = mpsc::channel();
+
+        pool.spawn(Box::new(move || said.send(()).unwrap()));
+
+        says.recv_timeout(SOON).unwrap();
+    }
+
+    #[test]
+    fn a_panic_ends_the_function_and_not_the_pool() {
+        let pool = pool(1, 1);
+        pool.submit(false, Box::new(|_| panic!("planted")));
+
+        let (a, _go) = blocked_request(&pool, false);
+
+        assert_eq!(a.recv_timeout(SOON), Ok(None));
+    }
+
+    #[test]
+    fn a_stopped_pool_refuses_requests_and_its_threads_end() {
+        let pool = pool(2, 4);
+        let (a, go) = blocked_request(&pool, false);
+        a.recv_timeout(SOON).unwrap();
+
+        pool.stop();
+        go.send(()).unwrap();
+
+        let (b, _go) = blocked_request(&pool, false);
+        assert!(b.recv_timeout(SOON).unwrap().unwrap().contains("shutting down"));
+        assert!(pool.wait_ended(now() + SOON));
+    }
+
+    #[test]
+    fn nothing_starts_before_the_pool_is_open() {
+        let pool = Pool::new(PoolConfig { places: 1, max_threads: 2, hook: Arc::new(Plain) });
+        let (a, _go) = blocked_request(&pool, false);
+        assert!(a.try_recv().is_err());
+
+        pool.open();
+
+        assert_eq!(a.recv_timeout(SOON), Ok(None));
+    }
+}

@@ -1,0 +1,158 @@
+//! A request on its way: admitted, run on the pool, answered.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use tensorcall_proto::ids::Identity;
+use tensorcall_proto::serving::{CancelOutcome, RequestKey, Start};
+use tensorcall_proto::wire::message::{
+    Call, Encoding, FailureKind, FunctionRef, Message, Outcome, Reply,
+};
+
+use super::Inner;
+use super::pool::ThreadHook;
+use crate::body::{Body, Received};
+use crate::clock::now;
+use crate::transport::{Link, Outbound};
+
+/// Runs the functions that other workers call.
+pub trait Handler: ThreadHook {
+    /// Runs one request on a pool thread and answers through `responder`, at once or later. Dropping
+    /// the responder answers that the function failed.
+    fn handle(&self, call: InboundCall, responder: Responder);
+}
+
+/// A request of another worker.
+#[derive(Debug)]
+pub struct InboundCall {
+    /// Who calls.
+    pub caller: Identity,
+    /// Which function; `None` if the payload says so.
+    pub function: Option<String>,
+    /// How the payload is encoded.
+    pub encoding: Encoding,
+    /// The arguments.
+    pub body: Received,
+}
+
+/// Answers one request, once.
+pub struct Responder {
+    agent: Weak<Inner>,
+    link: Arc<dyn Link>,
+    key: RequestKey,
+    answered: bool,
+}
+
+impl Responder {
+    /// The function returned this.
+    pub fn returned(self, encoding: Encoding, body: Body) {
+        self.answer(Outcome::Returned { encoding }, body);
+    }
+
+    /// The function raised this.
+    pub fn raised(self, encoding: Encoding, body: Body) {
+        self.answer(Outcome::Raised { encoding }, body);
+    }
+
+    /// The function could not be run.
+    pub fn failed(self, kind: FailureKind, text: String) {
+        self.answer(Outcome::Failed { kind, text }, Body::default());
+    }
+
+    fn answer(mut self, outcome: Outcome, body: Body) {
+        self.answered = true;
+        self.send(outcome, body);
+    }
+
+    fn send(&self, outcome: Outcome, body: Body) {
+        let Some(agent) = self.agent.upgrade() else { return };
+        // Finished before it is sent: until the answer arrives the caller counts it as outstanding.
+        if agent.serving.lock().finish(self.key) {
+            let reply = Message::Reply(Reply { id: self.key.id, outcome });
+            self.link.send(Outbound { message: reply, body, id: None });
+        }
+        agent.became_idle();
+    }
+}
+
+impl Drop for Responder {
+    fn drop(&mut self) {
+        if !self.answered {
+            let text = "the function ended without an answer: it panicked".to_owned();
+            self.send(Outcome::Failed { kind: FailureKind::Internal, text }, Body::default());
+        }
+    }
+}
+
+impl std::fmt::Debug for Responder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Responder").field("key", &self.key).finish_non_exhaustive()
+    }
+}
+
+impl Inner {
+    /// Takes in a request and queues it for the pool.
+    pub(super) fn admit(self: &Arc<Self>, caller: Identity, link: Arc<dyn Link>, call: Call, body: Received) {
+        let key = RequestKey { peer: caller.rank, incarnation: caller.incarnation, id: call.id };
+        let deadline = call.timeout_us.map(|micros| now() + Duration::from_micros(micros));
+        if self.is_closed() {
+            return refuse(&*link, key, FailureKind::ShuttingDown, "the worker is shutting down".to_owned());
+        }
+        let function = match call.function {
+            FunctionRef::InPayload => None,
+            FunctionRef::Name(name) => Some(name),
+            FunctionRef::Define { .. } | FunctionRef::Slot(_) => {
+                let text = "function slots are reserved in this version of the wire format".to_owned();
+                return refuse(&*link, key, FailureKind::Protocol, text);
+            }
+        };
+        if let Err(duplicate) = self.serving.lock().admit(key, deadline, ()) {
+            tracing::warn!(peer = %caller, %duplicate, "request ignored");
+            return;
+        }
+        let (agent, nested, encoding) = (Arc::downgrade(self), call.nested, call.encoding);
+        let request = InboundCall { caller, function, encoding, body };
+        let job = Box::new(move |refused| run(&agent, link, key, request, refused));
+        if let Some(check) = self.pool.submit(nested, job) {
+            self.schedule(check);
+        }
+    }
+
+    /// The caller no longer wants an answer.
+    pub(super) fn cancel_request(&self, caller: &Identity, link: &dyn Link, id: tensorcall_proto::ids::MessageId) {
+        let key = RequestKey { peer: caller.rank, incarnation: caller.incarnation, id };
+        let outcome = self.serving.lock().cancel(key);
+        if let CancelOutcome::Waiting(()) = outcome {
+            refuse(link, key, FailureKind::Cancelled, "cancelled before it ran".to_owned());
+        }
+    }
+}
+
+/// The turn of a request has come, on a pool thread; or it never will, because it was `refused`.
+fn run(agent: &Weak<Inner>, link: Arc<dyn Link>, key: RequestKey, request: InboundCall, refused: Option<String>) {
+    let Some(inner) = agent.upgrade() else { return };
+    let start = inner.serving.lock().start(key, now());
+    match start {
+        Start::Gone => inner.became_idle(),
+        Start::Expired(()) => {
+            refuse(&*link, key, FailureKind::Expired, "its deadline passed before it ran".to_owned());
+            inner.became_idle();
+        }
+        Start::Run(()) => {
+            let responder = Responder { agent: agent.clone(), link, key, answered: false };
+            match refused {
+                None => {
+                    let handler = Arc::clone(&inner.handler);
+                    drop(inner);
+                    handler.handle(request, responder);
+                }
+                Some(text) => responder.failed(FailureKind::PoolExhausted, text),
+            }
+        }
+    }
+}
+
+fn refuse(link: &dyn Link, key: RequestKey, kind: FailureKind, text: String) {
+    let reply = Message::Reply(Reply { id: key.id, outcome: Outcome::Failed { kind, text } });
+    link.send(Outbound::plain(reply));
+}

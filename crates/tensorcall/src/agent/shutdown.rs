@@ -1,0 +1,242 @@
+//! Driving [`Termination`]: the group agrees that it is quiet; then closing.
+//!
+//! TERM-1 asks for all counts of one moment. They live under several locks, so they are read in an
+//! order in which nothing can hide: outstanding calls, outcomes being handed over, callbacks, requests,
+//! and the activity counter last. What moves from one count to another is added to the new one before
+//! it is taken off the old one, or, where it moves against the order of reading, it counts as activity,
+//! so that the next wave disagrees.
+
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::{Condvar, Mutex};
+use tensorcall_proto::ids::Rank;
+use tensorcall_proto::termination::{
+    Config, Counts, Effect, Termination, TerminationMessage, WaitReason, WaitingFor,
+};
+use tensorcall_proto::wire::message::{GoodbyeReason, Message};
+
+use super::peers::Peers;
+use super::{Inner, LinkEntry};
+use crate::clock::now;
+use crate::error::{Error, ErrorKind, Result};
+use crate::transport::{Link, Outbound};
+
+/// This worker's part in the group's agreement.
+#[derive(Default)]
+pub(super) struct Group {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    machine: Option<Termination>,
+    /// Messages that came before the group was known.
+    early: Vec<(Rank, TerminationMessage)>,
+    /// Some thread is carrying out effects; it will see those added meanwhile.
+    driving: bool,
+    /// The last round that was found quiet.
+    quiet: u64,
+}
+
+impl Group {
+    pub(super) fn start(&self, me: Rank, ranks: impl Iterator<Item = Rank>) {
+        let mut state = self.state.lock();
+        let mut machine = Termination::new(me, ranks, Config::default());
+        for (from, message) in std::mem::take(&mut state.early) {
+            machine.handle_message(now(), from, message);
+        }
+        state.machine = Some(machine);
+    }
+
+    pub(super) fn is_waiting(&self) -> bool {
+        self.state.lock().machine.as_ref().is_some_and(Termination::is_waiting)
+    }
+}
+
+impl Inner {
+    pub(super) fn quiesce(&self, leaving: bool, limit: Option<Instant>) -> Result<()> {
+        let mut round = 0;
+        self.with_group(|machine, now| round = machine.arrive(now, leaving));
+        self.watch_links();
+        let mut state = self.group.state.lock();
+        while state.quiet < round {
+            if self.is_closed() {
+                return Err(Error::shutting_down());
+            }
+            match limit {
+                None => self.group.changed.wait(&mut state),
+                Some(limit) => {
+                    if self.group.changed.wait_until(&mut state, limit).timed_out() && state.quiet < round {
+                        let waiting = state.machine.as_ref().map(Termination::waiting_for).unwrap_or_default();
+                        drop(state);
+                        return Err(self.not_quiet(&waiting));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn not_quiet(&self, waiting: &[WaitingFor]) -> Error {
+        let name = |rank: Rank| self.peer(rank).map_or_else(|_| format!("rank {rank}"), |peer| format!("'{}'", peer.name()));
+        let describe = |waiting: &WaitingFor| match waiting.reason {
+            WaitReason::NotArrived => format!("worker {} has not called shutdown", name(waiting.rank)),
+            WaitReason::Busy(Some(counts)) => format!(
+                "worker {} has {} unanswered calls and {} requests or callbacks",
+                name(waiting.rank),
+                counts.outstanding,
+                counts.processing
+            ),
+            WaitReason::Busy(None) => format!("worker {} does not answer", name(waiting.rank)),
+            WaitReason::Coordinator => format!("worker {} has not said that the group is quiet", name(waiting.rank)),
+        };
+        let shown: Vec<_> = waiting.iter().take(8).map(describe).collect();
+        let more = if waiting.len() > 8 { format!(" and {} more", waiting.len() - 8) } else { String::new() };
+        Error::new(ErrorKind::Timeout, format!("the group did not become quiet in time: {}{more}", shown.join("; ")))
+    }
+
+    /// From now on silence of any connected peer is noticed, not only of those that owe an answer.
+    fn watch_links(&self) {
+        let at = now() + self.config.keepalive;
+        for peer in self.peers.get().into_iter().flat_map(Peers::iter) {
+            peer.state.lock().keep_alive_at.get_or_insert(at);
+        }
+        self.schedule(at);
+    }
+
+    pub(super) fn group_message(&self, from: Rank, message: TerminationMessage) {
+        {
+            let mut state = self.group.state.lock();
+            if state.machine.is_none() {
+                state.early.push((from, message));
+                return;
+            }
+        }
+        self.with_group(|machine, now| machine.handle_message(now, from, message));
+    }
+
+    pub(super) fn group_gone(&self, rank: Rank, left: bool) {
+        self.with_group(|machine, now| {
+            if left { machine.handle_goodbye(now, rank) } else { machine.handle_lost(now, rank) }
+        });
+    }
+
+    pub(super) fn tick_group(&self, now: Instant) {
+        self.with_group(|machine, _| machine.handle_timeout(now));
+    }
+
+    /// Something ended: if a wave waits for this worker, it counts again.
+    pub(super) fn became_idle(&self) {
+        if self.group.is_waiting() {
+            self.with_group(|machine, _| machine.handle_idle());
+        }
+    }
+
+    /// Tells the machine something, then does what it asks for. Effects are carried out by one thread
+    /// at a time and in order; a thread that finds another one at it leaves its effects to that one.
+    fn with_group(&self, tell: impl FnOnce(&mut Termination, Instant)) {
+        let mut state = self.group.state.lock();
+        let Some(machine) = &mut state.machine else { return };
+        tell(machine, now());
+        if std::mem::replace(&mut state.driving, true) {
+            return;
+        }
+        loop {
+            let Some(effect) = state.machine.as_mut().and_then(Termination::poll_effect) else { break };
+            if let Effect::Quiet { round, .. } = effect {
+                state.quiet = round;
+                self.group.changed.notify_all();
+                continue;
+            }
+            drop(state);
+            let counts = self.carry_out(effect);
+            state = self.group.state.lock();
+            if let (Some(counts), Some(machine)) = (counts, &mut state.machine) {
+                machine.handle_counts(now(), counts);
+            }
+        }
+        state.driving = false;
+        let deadline = state.machine.as_ref().and_then(Termination::next_deadline);
+        drop(state);
+        if let Some(deadline) = deadline {
+            self.schedule(deadline);
+        }
+    }
+
+    fn carry_out(&self, effect: Effect) -> Option<Counts> {
+        match effect {
+            Effect::Send(rank, message) => {
+                if let Ok(peer) = self.peer(rank) {
+                    self.post(peer, Outbound::plain(Message::Termination(message)));
+                }
+            }
+            Effect::Watch(rank) => {
+                if let Ok(peer) = self.peer(rank) {
+                    self.reach(peer);
+                }
+            }
+            Effect::PeerGone(rank) => self.declare_lost(rank),
+            Effect::TakeCounts => return Some(self.counts()),
+            Effect::Quiet { .. } => {}
+        }
+        None
+    }
+
+    /// See the module for why this order.
+    fn counts(&self) -> Counts {
+        let peers = || self.peers.get().into_iter().flat_map(Peers::iter);
+        let outstanding: usize = peers().map(|peer| peer.state.lock().calls.unanswered()).sum();
+        let completing = self.completing.load(Ordering::SeqCst);
+        let tasks = self.pool.counts().tasks;
+        let (serving, received) = {
+            let serving = self.serving.lock();
+            (serving.len(), serving.total())
+        };
+        let started: u64 = peers().map(|peer| peer.state.lock().calls.started()).sum();
+        Counts {
+            outstanding: outstanding as u64,
+            processing: completing + (tasks + serving) as u64,
+            activity: started + received,
+        }
+    }
+
+    pub(super) fn close(&self, graceful: bool, limit: Instant) {
+        if self.closed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        self.pool.stop();
+        self.fail_own_calls();
+        self.group.changed.notify_all();
+        let reason = if graceful { GoodbyeReason::Graceful } else { GoodbyeReason::Forced };
+        for link in self.open_links() {
+            link.send(Outbound::plain(Message::Goodbye { reason }));
+        }
+        self.transports().for_each(|transport| transport.stop(limit));
+        self.links.lock().clear();
+    }
+
+    fn fail_own_calls(&self) {
+        for peer in self.peers.get().into_iter().flat_map(Peers::iter) {
+            let failed = peer.state.lock().calls.fail_all();
+            for (_, ticket, _) in failed {
+                ticket.promise.complete(Err(Error::shutting_down()));
+            }
+            peer.room.notify_all();
+        }
+    }
+
+    fn open_links(&self) -> Vec<Arc<dyn Link>> {
+        let links: Vec<_> = self.links.lock().values().cloned().collect();
+        let link_of = |entry| match entry {
+            LinkEntry::Accepted(_, link) => Some(link),
+            LinkEntry::Outgoing(peer) => match &peer.state.lock().way {
+                super::peers::Way::Link { handle, .. } => Some(Arc::clone(handle)),
+                _ => None,
+            },
+        };
+        links.into_iter().filter_map(link_of).collect()
+    }
+}

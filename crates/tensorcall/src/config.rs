@@ -1,0 +1,106 @@
+//! What an agent can be told, and where the environment is read.
+
+use std::num::NonZeroUsize;
+use std::str::FromStr;
+use std::time::Duration;
+
+use tensorcall_proto::ids::{Rank, WorkerName};
+use tensorcall_proto::wire::limits::Limits;
+
+use crate::error::{Error, Result};
+
+/// How an agent behaves. [`AgentConfig::new`] gives the defaults named here.
+#[derive(Debug, Clone)]
+pub struct AgentConfig {
+    /// This worker's name.
+    pub name: WorkerName,
+    /// This worker's rank.
+    pub rank: Rank,
+    /// Names the job: workers of other jobs are turned away at the handshake. At most 256 bytes.
+    pub job: String,
+    /// What members of the job share and others do not know.
+    pub secret: Vec<u8>,
+    /// Functions of other workers that run at once; those that wait in a call of their own do not
+    /// count. Default 16.
+    pub num_worker_threads: NonZeroUsize,
+    /// Most threads that run functions, waiting ones included. Beyond it, with all of them waiting,
+    /// a request fails with [`ErrorKind::PoolExhausted`](crate::ErrorKind::PoolExhausted). Default 1024.
+    pub max_threads: usize,
+    /// Most calls to one worker that may be unanswered; a further call that does not come from inside
+    /// a running function waits for one to end. Default 65 536.
+    pub max_outstanding_calls: usize,
+    /// Most bytes of such calls. Default 4 GiB.
+    pub max_outstanding_bytes: u64,
+    /// A quiet connection with unanswered calls is asked for a sign of life this often. Default 1 s.
+    pub keepalive: Duration,
+    /// A peer that gives no sign of life for this long, while asked for one, is lost. Default 15 s.
+    pub silence_limit: Duration,
+    /// Idle memory kept for receiving large tensors. Default 512 MiB.
+    pub max_idle_memory: usize,
+    /// Host of the rendezvous: the agent listens on the address that routes to it. `None` means
+    /// loopback.
+    pub rendezvous_host: Option<String>,
+    /// Address to listen on instead.
+    pub listen_address: Option<String>,
+    /// What is accepted from peers.
+    pub limits: Limits,
+}
+
+impl AgentConfig {
+    /// The defaults.
+    pub fn new(name: WorkerName, rank: Rank) -> Self {
+        Self {
+            name,
+            rank,
+            job: String::new(),
+            secret: Vec::new(),
+            num_worker_threads: const { NonZeroUsize::new(16).unwrap() },
+            max_threads: 1024,
+            max_outstanding_calls: 1 << 16,
+            max_outstanding_bytes: 4 << 30,
+            keepalive: Duration::from_secs(1),
+            silence_limit: Duration::from_secs(15),
+            max_idle_memory: 512 << 20,
+            rendezvous_host: None,
+            listen_address: None,
+            limits: Limits::default(),
+        }
+    }
+
+    /// Lets the environment change what it names: `TENSORCALL_MAX_THREADS`,
+    /// `TENSORCALL_MAX_OUTSTANDING_CALLS`, `TENSORCALL_MAX_OUTSTANDING_BYTES`,
+    /// `TENSORCALL_SILENCE_LIMIT` (seconds), `TENSORCALL_MAX_IDLE_MEMORY` (bytes) and
+    /// `TENSORCALL_ADDR`.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Usage`](crate::ErrorKind::Usage) if a value is not a number.
+    pub fn with_environment(mut self) -> Result<Self> {
+        set(&mut self.max_threads, "TENSORCALL_MAX_THREADS")?;
+        set(&mut self.max_outstanding_calls, "TENSORCALL_MAX_OUTSTANDING_CALLS")?;
+        set(&mut self.max_outstanding_bytes, "TENSORCALL_MAX_OUTSTANDING_BYTES")?;
+        set(&mut self.max_idle_memory, "TENSORCALL_MAX_IDLE_MEMORY")?;
+        let mut silence = self.silence_limit.as_secs();
+        set(&mut silence, "TENSORCALL_SILENCE_LIMIT")?;
+        self.silence_limit = Duration::from_secs(silence);
+        if let Some(address) = variable("TENSORCALL_ADDR") {
+            self.listen_address = Some(address);
+        }
+        Ok(self)
+    }
+}
+
+fn set<T: FromStr>(target: &mut T, name: &str) -> Result<()> {
+    if let Some(text) = variable(name) {
+        *target = text
+            .trim()
+            .parse()
+            .map_err(|_| Error::usage(format!("environment variable {name} must be a number, but is {text:?}")))?;
+    }
+    Ok(())
+}
+
+#[expect(clippy::disallowed_methods, reason = "the one place that reads the environment")]
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|text| !text.is_empty())
+}

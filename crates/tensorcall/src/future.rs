@@ -1,0 +1,240 @@
+//! [`RpcFuture`]: the outcome of a call, which completes exactly once (CALL-1).
+//!
+//! A [`Promise`] is the other end. Whoever completes it runs no code of users: callbacks given to
+//! [`RpcFuture::on_done`] must not block, and they hand real work to a thread.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, Waker};
+use std::time::Instant;
+
+use parking_lot::{Condvar, Mutex};
+use tensorcall_proto::ids::MessageId;
+use tensorcall_proto::wire::message::Encoding;
+
+use crate::body::Received;
+use crate::error::{Error, Result};
+
+/// What a function on another worker came to.
+#[derive(Debug)]
+pub struct Response {
+    /// Whether the function raised: then the payload is its exception.
+    pub raised: bool,
+    /// How the payload is encoded.
+    pub encoding: Encoding,
+    /// The payload and its tensors.
+    pub body: Received,
+}
+
+/// The outcome of a call. Cheap to clone; the response itself is taken once.
+#[derive(Clone)]
+pub struct RpcFuture(Arc<Core>);
+
+/// The end of a future that completes it.
+pub struct Promise(Arc<Core>);
+
+struct Core {
+    state: Mutex<State>,
+    done: Condvar,
+    /// Which call this is the outcome of, if of one.
+    call: OnceLock<MessageId>,
+}
+
+enum State {
+    Pending { callbacks: Vec<Callback>, wakers: Vec<Waker> },
+    Done(Result<Response>),
+    /// Completed without a response, or the response was taken.
+    Spent,
+}
+
+type Callback = Box<dyn FnOnce() + Send>;
+
+/// A future and the promise to complete it.
+pub fn promise() -> (Promise, RpcFuture) {
+    let pending = State::Pending { callbacks: Vec::new(), wakers: Vec::new() };
+    let core = Arc::new(Core { state: Mutex::new(pending), done: Condvar::new(), call: OnceLock::new() });
+    (Promise(Arc::clone(&core)), RpcFuture(core))
+}
+
+impl Promise {
+    /// Completes the future. Returns false, and changes nothing, if that has happened before.
+    pub fn complete(&self, outcome: Result<Response>) -> bool {
+        self.finish(State::Done(outcome))
+    }
+
+    /// Completes a future that stands for a local event and has no response.
+    pub fn complete_empty(&self) -> bool {
+        self.finish(State::Spent)
+    }
+
+    /// A future of this promise.
+    pub fn future(&self) -> RpcFuture {
+        RpcFuture(Arc::clone(&self.0))
+    }
+
+    fn finish(&self, last: State) -> bool {
+        let mut state = self.0.state.lock();
+        let State::Pending { callbacks, wakers } = &mut *state else { return false };
+        let (callbacks, wakers) = (std::mem::take(callbacks), std::mem::take(wakers));
+        *state = last;
+        drop(state);
+        self.0.done.notify_all();
+        callbacks.into_iter().for_each(|callback| callback());
+        wakers.into_iter().for_each(Waker::wake);
+        true
+    }
+}
+
+impl RpcFuture {
+    /// The call that this is the outcome of; `None` if it stands for a local event.
+    pub fn call(&self) -> Option<MessageId> {
+        self.0.call.get().copied()
+    }
+
+    pub(crate) fn is_of(&self, call: MessageId) {
+        let _ = self.0.call.set(call);
+    }
+
+    /// Whether the outcome is there.
+    pub fn is_done(&self) -> bool {
+        !matches!(*self.0.state.lock(), State::Pending { .. })
+    }
+
+    /// Waits until the outcome is there or `limit` has come; tells which. `None` waits for ever.
+    pub fn wait_until(&self, limit: Option<Instant>) -> bool {
+        let mut state = self.0.state.lock();
+        while matches!(*state, State::Pending { .. }) {
+            match limit {
+                None => self.0.done.wait(&mut state),
+                Some(limit) => {
+                    if self.0.done.wait_until(&mut state, limit).timed_out() {
+                        return !matches!(*state, State::Pending { .. });
+                    }
+                }
+            }
+        }
+        true
+    }
+
+    /// Takes the outcome. `None` if there is none (any more).
+    pub fn take(&self) -> Option<Result<Response>> {
+        let mut state = self.0.state.lock();
+        match std::mem::replace(&mut *state, State::Spent) {
+            State::Done(outcome) => Some(outcome),
+            State::Spent => None,
+            pending @ State::Pending { .. } => {
+                *state = pending;
+                None
+            }
+        }
+    }
+
+    /// Runs `callback` once the outcome is there: on the completing thread, or at once on this one.
+    ///
+    /// It must neither block nor call back into the agent.
+    pub fn on_done(&self, callback: impl FnOnce() + Send + 'static) {
+        let mut state = self.0.state.lock();
+        match &mut *state {
+            State::Pending { callbacks, .. } => callbacks.push(Box::new(callback)),
+            _ => {
+                drop(state);
+                callback();
+            }
+        }
+    }
+}
+
+impl Future for RpcFuture {
+    type Output = Result<Response>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        {
+            let mut state = self.0.state.lock();
+            if let State::Pending { wakers, .. } = &mut *state {
+                if !wakers.iter().any(|waker| waker.will_wake(context.waker())) {
+                    wakers.push(context.waker().clone());
+                }
+                return Poll::Pending;
+            }
+        }
+        Poll::Ready(self.take().unwrap_or_else(|| Err(Error::usage("the outcome of this call was taken before"))))
+    }
+}
+
+impl fmt::Debug for RpcFuture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RpcFuture").field("done", &self.is_done()).finish()
+    }
+}
+
+impl fmt::Debug for Promise {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Promise").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::now;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    #[test]
+    fn a_future_completes_once_and_gives_its_outcome_once() {
+        let (promise, future) = promise();
+
+        assert!(promise.complete(Err(Error::usage("first"))));
+        assert!(!promise.complete(Err(Error::usage("second"))));
+
+        assert_eq!(future.take().unwrap().unwrap_err().to_string(), "first");
+        assert!(future.take().is_none());
+        assert!(future.is_done());
+    }
+
+    #[test]
+    fn a_wait_ends_at_its_limit_or_with_the_outcome() {
+        let (promise, future) = promise();
+        assert!(!future.wait_until(Some(now() + Duration::from_millis(5))));
+
+        let waiter = std::thread::spawn({
+            let future = future.clone();
+            move || future.wait_until(Some(now() + Duration::from_secs(20)))
+        });
+        promise.complete_empty();
+
+        assert!(waiter.join().unwrap());
+    }
+
+    #[test]
+    fn callbacks_run_once_before_or_after_completion() {
+        let (promise, future) = promise();
+        let runs = Arc::new(AtomicUsize::new(0));
+        let count = |runs: &Arc<AtomicUsize>| {
+            let runs = Arc::clone(runs);
+            move || {
+                runs.fetch_add(1, Ordering::SeqCst);
+            }
+        };
+
+        future.on_done(count(&runs));
+        promise.complete_empty();
+        future.on_done(count(&runs));
+
+        assert_eq!(runs.load(Ordering::SeqCst), 2);
+    }
+
+    #[test]
+    fn a_future_can_be_awaited_without_any_runtime() {
+        let (promise, future) = promise();
+        let mut pinned = std::pin::pin!(future);
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(pinned.as_mut().poll(&mut context).is_pending());
+
+        promise.complete(Err(Error::usage("done")));
+
+        assert!(pinned.as_mut().poll(&mut context).is_ready());
+    }
+}

@@ -1,0 +1,175 @@
+//! The writing half of a socket link: any thread may send, and writes at once what the socket takes.
+//!
+//! What it does not take stays in the outbox, and the reactor goes on when there is room. Reading is
+//! the reactor's alone (`reactor.rs`).
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rustix::event::epoll::EventFlags;
+use tensorcall_proto::connection::Outbox;
+use tensorcall_proto::ids::MessageId;
+use tensorcall_proto::wire::frame::FrameHeader;
+
+use super::reactor::{Command, Shared};
+use super::sys::{BodySegment, send_pieces};
+use super::{Link, LinkId, Outbound};
+use crate::buffer::Region;
+
+/// Payloads up to this size are copied behind the descriptor instead of being a piece of their own: a
+/// copy of this size costs about as much as one more entry of a gather-write.
+const INLINE_PAYLOAD: usize = 8 << 10;
+
+/// A socket link.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) link: LinkId,
+    shared: Arc<Shared>,
+    out: Mutex<Out>,
+    /// When the peer was last heard, in microseconds of the reactor's clock.
+    heard: AtomicU64,
+    /// When it was asked for a sign of life and had not been heard since.
+    asked: AtomicU64,
+}
+
+/// What is on its way out, under one lock with what the reactor is told about it.
+#[derive(Debug)]
+struct Out {
+    outbox: Outbox<BodySegment>,
+    /// Set while messages may be written: after the handshake, until the end.
+    socket: Option<Arc<OwnedFd>>,
+    /// The socket takes no more now; the reactor waits for room.
+    blocked: bool,
+    /// Nothing more is accepted.
+    ended: bool,
+}
+
+impl Connection {
+    pub(crate) fn new(link: LinkId, shared: Arc<Shared>) -> Arc<Self> {
+        let out = Out { outbox: Outbox::new(), socket: None, blocked: false, ended: false };
+        Arc::new(Self { link, shared, out: Mutex::new(out), heard: AtomicU64::new(0), asked: AtomicU64::new(0) })
+    }
+
+    /// The handshake is done: messages may be written to `socket`. Called by the reactor, which has it
+    /// registered.
+    pub(crate) fn open(&self, socket: Arc<OwnedFd>) -> io::Result<()> {
+        self.heard_now(crate::clock::now());
+        let mut out = self.out.lock();
+        out.socket = Some(socket);
+        self.flush(&mut out).map(|_| ())
+    }
+
+    /// The socket has room again. Returns the messages that are out now.
+    pub(crate) fn writable(&self) -> io::Result<Vec<MessageId>> {
+        self.flush(&mut self.out.lock())
+    }
+
+    /// Accepts no more messages and forgets those that wait.
+    pub(crate) fn end(&self) {
+        let mut out = self.out.lock();
+        out.ended = true;
+        out.socket = None;
+        let outbox = std::mem::take(&mut out.outbox);
+        drop(out);
+        // Regions may belong to Python: their owners' drop must not run under our lock.
+        drop(outbox);
+    }
+
+    /// Whether nothing waits to be written.
+    pub(crate) fn is_flushed(&self) -> bool {
+        self.out.lock().outbox.is_empty()
+    }
+
+    pub(crate) fn heard_now(&self, now: Instant) {
+        self.heard.store(self.shared.micros(now), Ordering::Relaxed);
+    }
+
+    /// Answers a ping.
+    pub(crate) fn pong(&self, mark: u32) -> io::Result<()> {
+        self.signal(FrameHeader::pong(mark))
+    }
+
+    fn signal(&self, header: FrameHeader) -> io::Result<()> {
+        let mut out = self.out.lock();
+        if out.ended || out.socket.is_none() {
+            return Ok(());
+        }
+        out.outbox.push_signal(header);
+        if out.blocked { Ok(()) } else { self.flush(&mut out).map(|_| ()) }
+    }
+
+    /// Writes until all is out or the socket takes no more; keeps the reactor's interest in step.
+    fn flush(&self, out: &mut Out) -> io::Result<Vec<MessageId>> {
+        let mut sent = Vec::new();
+        let Some(socket) = out.socket.clone() else { return Ok(sent) };
+        let mut full = false;
+        while !full && !out.outbox.is_empty() {
+            match send_pieces(socket.as_fd(), out.outbox.pieces()) {
+                Ok(count) => out.outbox.advance(count, |id| sent.push(id)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => full = true,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        if full != out.blocked {
+            out.blocked = full;
+            let interest = if full { EventFlags::IN | EventFlags::OUT } else { EventFlags::IN };
+            self.shared.set_interest(self.link, &socket, interest)?;
+        }
+        Ok(sent)
+    }
+
+    fn fail(&self, reason: &str) {
+        self.shared.command(Command::Fail(self.link, reason.to_owned()));
+    }
+}
+
+impl Link for Connection {
+    fn send(&self, message: Outbound) -> bool {
+        let id = message.id;
+        let (descriptor, payload, buffers) = message.describe();
+        let inline = payload.len() <= INLINE_PAYLOAD;
+        let (inline, apart) = if inline { (payload, None) } else { (Vec::new(), Some(Region::from_vec(payload))) };
+        let body: Vec<_> = apart.into_iter().chain(buffers).map(BodySegment).collect();
+        let mut out = self.out.lock();
+        if out.ended {
+            return false;
+        }
+        out.outbox.push(&descriptor, &inline, body, id);
+        if out.blocked {
+            return false;
+        }
+        match self.flush(&mut out) {
+            Ok(sent) => id.is_none_or(|id| sent.contains(&id)),
+            Err(error) => {
+                out.socket = None;
+                drop(out);
+                self.fail(&error.to_string());
+                false
+            }
+        }
+    }
+
+    fn keep_alive(&self, now: Instant, limit: Duration) {
+        let (heard, asked) = (self.heard.load(Ordering::Relaxed), self.asked.load(Ordering::Relaxed));
+        let now = self.shared.micros(now);
+        if asked > heard {
+            if Duration::from_micros(now.saturating_sub(asked)) >= limit {
+                self.fail(&format!("no sign of life for {} s", limit.as_secs()));
+            }
+            return;
+        }
+        self.asked.store(now.max(heard + 1), Ordering::Relaxed);
+        if let Err(error) = self.signal(FrameHeader::ping(0)) {
+            self.fail(&error.to_string());
+        }
+    }
+
+    fn close(&self, limit: Instant) {
+        self.shared.command(Command::Close(self.link, limit));
+    }
+}

@@ -1,0 +1,192 @@
+//! Ways to move messages between workers.
+//!
+//! A [`Transport`] opens [`Link`]s; a link carries whole messages in one direction of calls and its
+//! answers back. The traits know no file descriptor, so that sockets, memory, a process group or an
+//! encrypted stream can stand behind them. What happens is told to an [`Events`]: by a thread of the
+//! transport that must not be held up.
+//!
+//! To add a transport, implement the two traits, say in [`Address`] how to name its end, and add a
+//! line to `tests/transport_suite.rs`.
+
+pub(crate) mod connection;
+pub mod memory;
+pub(crate) mod reactor;
+pub(crate) mod socket;
+pub(crate) mod sys;
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tensorcall_proto::ids::{Identity, MessageId};
+use tensorcall_proto::wire::Descriptor;
+use tensorcall_proto::wire::message::Message;
+use tensorcall_proto::wire::tensor::BufferDesc;
+
+use crate::body::{Body, Received};
+
+/// Names a link within its agent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LinkId(pub u64);
+
+/// A message on its way out.
+#[derive(Debug)]
+pub struct Outbound {
+    /// What is said.
+    pub message: Message,
+    /// Its payload and tensors.
+    pub body: Body,
+    /// Given back by [`Events::sent`] when all has left this process.
+    pub id: Option<MessageId>,
+}
+
+impl Outbound {
+    /// A message without a body.
+    pub fn plain(message: Message) -> Self {
+        Self { message, body: Body::default(), id: None }
+    }
+
+    /// Takes the message apart: its descriptor, and the bytes that the descriptor announces.
+    pub(crate) fn describe(self) -> (Descriptor, Vec<u8>, Vec<crate::buffer::Region>) {
+        let Body { payload, tensors, buffers } = self.body;
+        let descriptor = Descriptor {
+            message: self.message,
+            payload_len: payload.len() as u64,
+            buffers: buffers.iter().map(|region| BufferDesc::body(region.len() as u64)).collect(),
+            tensors,
+        };
+        (descriptor, payload, buffers)
+    }
+}
+
+/// One way to one peer.
+pub trait Link: Send + Sync + fmt::Debug {
+    /// Sends a message, or keeps it until it can be sent. Never blocks. Tells whether all of it has
+    /// left this process; if not, [`Events::sent`] will. On a link that is closed the message is
+    /// dropped: [`Events::closed`] has said so or is about to.
+    fn send(&self, message: Outbound) -> bool;
+
+    /// Asks the peer for a sign of life if it has been quiet since the last call, and closes the link
+    /// if it has been quiet for longer than `limit` in spite of that.
+    fn keep_alive(&self, now: Instant, limit: Duration);
+
+    /// Sends what is queued, until `limit` at the latest, then closes the link.
+    fn close(&self, limit: Instant);
+}
+
+/// Opens links to addresses of one kind.
+pub trait Transport: Send + Sync + fmt::Debug {
+    /// Where this worker can be reached by this transport.
+    fn addresses(&self) -> Vec<Address>;
+
+    /// Whether this transport can try to reach `peer` at `address`.
+    fn reaches(&self, peer: &Identity, address: &Address) -> bool;
+
+    /// Starts to open a link to `peer`, trying `candidates` in order, and returns at once. What is
+    /// sent meanwhile is kept. Then comes [`Events::opened`] or [`Events::closed`].
+    fn connect(&self, link: LinkId, peer: &Identity, candidates: Vec<Address>) -> Arc<dyn Link>;
+
+    /// Sends what is queued, until `limit` at the latest, then closes all links and stops.
+    fn stop(&self, limit: Instant);
+}
+
+/// Hears what happens on links. Calls must return quickly and never wait (NET-1).
+pub trait Events: Send + Sync {
+    /// A number for a link that a peer opens.
+    fn next_link(&self) -> LinkId;
+
+    /// A peer has opened a link to us; it proved who it is.
+    fn accepted(&self, link: LinkId, peer: Identity, handle: Arc<dyn Link>);
+
+    /// A link of ours is open: the peer proved who it is.
+    fn opened(&self, link: LinkId);
+
+    /// A message came.
+    fn received(&self, link: LinkId, message: Message, body: Received);
+
+    /// All bytes of the message with this id have left this process, later than in [`Link::send`].
+    fn sent(&self, link: LinkId, id: MessageId);
+
+    /// A link is gone, or could not be opened.
+    fn closed(&self, link: LinkId, why: Closed);
+
+    /// When to call [`tick`](Self::tick) at the latest.
+    fn next_tick(&self) -> Option<Instant>;
+
+    /// Time has come.
+    fn tick(&self, now: Instant);
+}
+
+/// Why a link is gone.
+#[derive(Debug, Clone)]
+pub struct Closed {
+    /// Whether it had been open.
+    pub was_open: bool,
+    /// The reason, for people.
+    pub reason: String,
+}
+
+/// Where a worker listens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Address {
+    /// TCP over IPv4 or IPv6.
+    Tcp(SocketAddr),
+    /// An abstract Unix socket, which exists in one network namespace of one host only.
+    Unix {
+        /// Names the host and its namespace.
+        host: String,
+        /// Name of the socket, without the leading zero byte.
+        name: String,
+    },
+    /// An endpoint of [`memory`].
+    Memory(u64),
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => write!(f, "tcp:{address}"),
+            Self::Unix { host, name } => write!(f, "unix:{host}/{name}"),
+            Self::Memory(number) => write!(f, "memory:{number}"),
+        }
+    }
+}
+
+/// A text that is no address.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not an address (tcp:HOST:PORT, unix:HOST/NAME or memory:NUMBER)")]
+pub struct InvalidAddress(String);
+
+impl FromStr for Address {
+    type Err = InvalidAddress;
+
+    fn from_str(text: &str) -> Result<Self, InvalidAddress> {
+        let invalid = || InvalidAddress(text.to_owned());
+        match text.split_once(':').ok_or_else(invalid)? {
+            ("tcp", rest) => rest.parse().map(Self::Tcp).map_err(|_| invalid()),
+            ("unix", rest) => {
+                let (host, name) = rest.split_once('/').ok_or_else(invalid)?;
+                Ok(Self::Unix { host: host.to_owned(), name: name.to_owned() })
+            }
+            ("memory", rest) => rest.parse().map(Self::Memory).map_err(|_| invalid()),
+            _ => Err(invalid()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_reads_as_it_is_written() {
+        for text in ["tcp:127.0.0.1:80", "tcp:[::1]:9", "unix:3f-40265/tensorcall-1", "memory:7"] {
+            assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
+        }
+        for text in ["", "tcp:", "tcp:host:1", "unix:x", "memory:-1", "ib:0"] {
+            assert!(text.parse::<Address>().is_err(), "{text}");
+        }
+    }
+}

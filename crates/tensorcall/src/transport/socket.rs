@@ -1,0 +1,180 @@
+//! TCP and Unix sockets: making, listening, accepting.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::net::{
+    AddressFamily, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, getsockname,
+    listen, socket_with, sockopt,
+};
+
+use super::Address;
+use crate::error::{Error, Result};
+
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 1024;
+
+/// A socket that accepts connections.
+#[derive(Debug)]
+pub(crate) struct ListenSocket {
+    pub(crate) fd: OwnedFd,
+    pub(crate) address: Address,
+}
+
+/// Listens on `ip`, at a port that the system chooses.
+pub(crate) fn listen_tcp(ip: IpAddr) -> Result<ListenSocket> {
+    let what = |error| Error::io(&format!("cannot listen on {ip}"), error);
+    let family = if ip.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let fd = new_socket(family).map_err(what)?;
+    bind(&fd, &SocketAddr::new(ip, 0)).map_err(|e| what(e.into()))?;
+    listen(&fd, BACKLOG).map_err(|e| what(e.into()))?;
+    let bound = getsockname(&fd).map_err(|e| what(e.into()))?;
+    let address = SocketAddr::try_from(bound).map_err(|e| what(e.into()))?;
+    Ok(ListenSocket { fd, address: Address::Tcp(address) })
+}
+
+/// Listens on the abstract Unix socket `name`.
+pub(crate) fn listen_unix(name: &str) -> Result<ListenSocket> {
+    let what = |error: rustix::io::Errno| Error::io(&format!("cannot listen on the Unix socket {name:?}"), error);
+    let fd = new_socket(AddressFamily::UNIX).map_err(|e| Error::io("cannot make a Unix socket", e))?;
+    bind(&fd, &SocketAddrUnix::new_abstract_name(name.as_bytes()).map_err(what)?).map_err(what)?;
+    listen(&fd, BACKLOG).map_err(what)?;
+    Ok(ListenSocket { fd, address: Address::Unix { host: host_id(), name: name.to_owned() } })
+}
+
+/// Starts to connect without blocking. The socket becomes writable when it is decided.
+pub(crate) fn start_connect(address: &Address) -> io::Result<OwnedFd> {
+    let (fd, result) = match address {
+        Address::Tcp(to) => {
+            let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+            let fd = new_socket(family)?;
+            tune(&fd);
+            let result = connect(&fd, to);
+            (fd, result)
+        }
+        Address::Unix { name, .. } => {
+            let fd = new_socket(AddressFamily::UNIX)?;
+            let result = connect(&fd, &SocketAddrUnix::new_abstract_name(name.as_bytes())?);
+            (fd, result)
+        }
+        Address::Memory(_) => return Err(io::ErrorKind::Unsupported.into()),
+    };
+    match result {
+        Ok(()) | Err(rustix::io::Errno::INPROGRESS) => Ok(fd),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// How a started connect came out.
+pub(crate) fn connect_result(fd: &OwnedFd) -> io::Result<()> {
+    match sockopt::socket_error(fd)? {
+        Ok(()) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Takes the next waiting connection and says where it comes from; `None` if there is none.
+///
+/// # Errors
+///
+/// When the connection is refused because of its uid, or accepting failed.
+pub(crate) fn accept(socket: &ListenSocket) -> io::Result<Option<(OwnedFd, String)>> {
+    let fd = match accept_with(&socket.fd, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
+        Ok(fd) => fd,
+        Err(rustix::io::Errno::AGAIN) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    if let Address::Unix { .. } = socket.address {
+        let peer = sockopt::socket_peercred(&fd)?;
+        if peer.uid != rustix::process::geteuid() {
+            let text = format!("process {} of user {} is not of this user", peer.pid.as_raw_nonzero(), peer.uid.as_raw());
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
+        }
+        return Ok(Some((fd, format!("local process {}", peer.pid.as_raw_nonzero()))));
+    }
+    tune(&fd);
+    let from = rustix::net::getpeername(&fd)?;
+    let from = from.map_or_else(|| "an unnamed address".to_owned(), describe);
+    Ok(Some((fd, from)))
+}
+
+fn describe(address: SocketAddrAny) -> String {
+    SocketAddr::try_from(address).map_or_else(|_| "an unknown address".to_owned(), |address| address.to_string())
+}
+
+fn new_socket(family: AddressFamily) -> io::Result<OwnedFd> {
+    Ok(socket_with(family, SocketType::STREAM, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC, None)?)
+}
+
+/// Small messages leave at once.
+fn tune(fd: impl AsFd) {
+    if let Err(error) = sockopt::set_tcp_nodelay(fd, true) {
+        tracing::debug!(%error, "cannot set TCP_NODELAY");
+    }
+}
+
+/// Names this host and network namespace: abstract Unix sockets are visible within exactly that.
+pub(crate) fn host_id() -> String {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let namespace = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
+    let namespace: String = namespace.to_string_lossy().chars().filter(char::is_ascii_digit).collect();
+    format!("{}.{namespace}", boot.trim())
+}
+
+/// The address to listen on: `listen` if given (an address or a name of this host), else the one that
+/// routes to `rendezvous`, else loopback.
+pub(crate) fn listen_ip(listen: Option<&str>, rendezvous: Option<&str>) -> Result<IpAddr> {
+    if let Some(text) = listen {
+        return resolve(text)?.first().map(SocketAddr::ip).ok_or_else(|| Error::usage(format!("{text:?} has no address")));
+    }
+    let Some(host) = rendezvous else { return Ok(Ipv4Addr::LOCALHOST.into()) };
+    let mut last = Error::usage(format!("rendezvous host {host:?} has no address"));
+    for address in resolve(host)? {
+        match route_to(address) {
+            Ok(ip) => return Ok(ip),
+            Err(error) => last = Error::io(&format!("no route to the rendezvous host {host:?}"), error),
+        }
+    }
+    Err(last)
+}
+
+fn resolve(host: &str) -> Result<Vec<SocketAddr>> {
+    let addresses = (host, 1).to_socket_addrs();
+    addresses.map(Iterator::collect).map_err(|e| Error::io(&format!("cannot resolve {host:?}"), e))
+}
+
+/// The local address that packets to `to` leave from. Sends nothing.
+fn route_to(to: SocketAddr) -> io::Result<IpAddr> {
+    let any: SocketAddr = if to.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0u16; 8], 0).into() };
+    let probe = UdpSocket::bind(any)?;
+    probe.connect(to)?;
+    Ok(probe.local_addr()?.ip())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_listening_address_is_the_one_that_routes_to_the_rendezvous() {
+        assert_eq!(listen_ip(None, None).unwrap(), IpAddr::from([127, 0, 0, 1]));
+        assert!(listen_ip(None, Some("127.0.0.1")).unwrap().is_loopback());
+        assert!(listen_ip(None, Some("localhost")).unwrap().is_loopback());
+        assert_eq!(listen_ip(Some("127.0.0.5"), Some("127.0.0.1")).unwrap(), IpAddr::from([127, 0, 0, 5]));
+    }
+
+    #[test]
+    fn a_name_without_an_address_is_an_error_that_names_it() {
+        let error = listen_ip(Some("no such host"), None).unwrap_err();
+
+        assert!(error.to_string().contains("no such host"), "{error}");
+    }
+
+    #[test]
+    fn a_refused_connection_says_so() {
+        let gone = Address::Unix { host: host_id(), name: "tensorcall-test-nobody-listens".to_owned() };
+
+        assert_eq!(start_connect(&gone).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+    }
+}

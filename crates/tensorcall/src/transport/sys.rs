@@ -1,0 +1,96 @@
+//! System calls that the safe wrappers do not offer.
+#![expect(unsafe_code, reason = "gather-write from memory that others may write to (MEM-1)")]
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use tensorcall_proto::connection::{Piece, Segment};
+
+use crate::buffer::Region;
+
+/// Most pieces in one gather-write; Linux takes 1024, small ones rarely come to more than this.
+const MAX_PIECES: usize = 64;
+
+/// A body segment that lies where its owner keeps it.
+#[derive(Debug, Clone)]
+pub(crate) struct BodySegment(pub(crate) Region);
+
+impl Segment for BodySegment {
+    fn size(&self) -> u64 {
+        self.0.len() as u64
+    }
+}
+
+/// Writes as much of `pieces` to a non-blocking socket as it takes now.
+///
+/// # Errors
+///
+/// [`io::ErrorKind::WouldBlock`] if it takes nothing; others mean that the connection is gone.
+pub(crate) fn send_pieces<'a>(
+    socket: BorrowedFd<'_>,
+    pieces: impl Iterator<Item = Piece<'a, BodySegment>>,
+) -> io::Result<u64> {
+    let empty = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+    let mut iovecs = [empty; MAX_PIECES];
+    let mut count = 0;
+    for piece in pieces.take(MAX_PIECES) {
+        let (start, len) = match piece {
+            Piece::Bytes(bytes) => (bytes.as_ptr(), bytes.len()),
+            Piece::Part { segment, offset, len } => part(&segment.0, offset, len)?,
+        };
+        iovecs[count] = libc::iovec { iov_base: start.cast_mut().cast(), iov_len: len };
+        count += 1;
+    }
+    // SAFETY: `msghdr` is plain data for which all zeroes is a valid value: no name, no control data.
+    let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+    header.msg_iov = iovecs.as_mut_ptr();
+    header.msg_iovlen = count as _;
+    // SAFETY: `header` names `count` initialised entries of `iovecs`. Each entry is either a slice
+    // borrowed for `'a` or lies inside a region (`part` checked the bounds) whose owner the segment,
+    // borrowed for `'a`, keeps alive. The kernel only reads; no `&[u8]` is formed over foreign memory,
+    // so a concurrent write can garble bytes and nothing else (MEM-1).
+    let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const header, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) };
+    u64::try_from(sent).map_err(|_| io::Error::last_os_error())
+}
+
+fn part(region: &Region, offset: u64, len: u64) -> io::Result<(*const u8, usize)> {
+    let within = usize::try_from(offset).ok().zip(usize::try_from(len).ok());
+    match within.filter(|&(offset, len)| offset <= region.len() && len <= region.len() - offset) {
+        // `wrapping_add` is safe; the bounds above make it an address inside the region.
+        Some((offset, len)) => Ok((region.as_ptr().wrapping_add(offset), len)),
+        None => Err(io::Error::new(io::ErrorKind::InvalidInput, "piece outside its segment")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+    use std::io::Read;
+
+    #[test]
+    fn pieces_arrive_in_order_and_parts_are_cut_right() {
+        let (here, mut there) = UnixStream::pair().unwrap();
+        let segment = BodySegment(Region::from_vec((0..100).collect()));
+        let pieces = [Piece::Bytes(&b"head"[..]), Piece::Part { segment: &segment, offset: 10, len: 3 }];
+
+        let sent = send_pieces(here.as_fd(), pieces.into_iter()).unwrap();
+
+        drop(here);
+        let mut bytes = Vec::new();
+        there.read_to_end(&mut bytes).unwrap();
+        assert_eq!(sent, 7);
+        assert_eq!(bytes, b"head\x0a\x0b\x0c");
+    }
+
+    #[test]
+    fn a_part_outside_its_segment_is_refused() {
+        let (here, _there) = UnixStream::pair().unwrap();
+        let segment = BodySegment(Region::from_vec(vec![0; 4]));
+
+        let result = send_pieces(here.as_fd(), std::iter::once(Piece::Part { segment: &segment, offset: 2, len: 3 }));
+
+        assert_eq!(result.unwrap_err().kind(), io::ErrorKind::InvalidInput);
+    }
+}
