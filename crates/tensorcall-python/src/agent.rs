@@ -1,0 +1,236 @@
+//! `Agent`: the agent of this process, as Python drives it.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
+use tensorcall::body::Body;
+use tensorcall::proto::ids::{Rank, WorkerName};
+use tensorcall::proto::wire::message::{Encoding, FunctionRef};
+use tensorcall::{AgentConfig, CallError, ErrorKind, PeerInfo, Request, RpcFuture};
+
+use crate::call::{Call, wait_in_slices};
+use crate::error::to_python;
+use crate::gil::{self, outside};
+use crate::handler::{PyHandler, pickled_body};
+use crate::tensor::TensorWriter;
+use crate::value::{self, Plain};
+use crate::{log, spawner, time};
+
+/// How long closing may take to send what is queued.
+const FLUSH: Duration = Duration::from_secs(1);
+/// How long closing waits for threads whose functions have ended.
+const THREADS_END: Duration = Duration::from_millis(500);
+/// The same, when functions may still run and nobody waits for them.
+const THREADS_END_FORCED: Duration = Duration::from_millis(100);
+
+/// Sends, receives and runs calls for one worker.
+#[pyclass(frozen, module = "tensorcall._tensorcall")]
+pub(crate) struct Agent(tensorcall::Agent);
+
+#[pymethods]
+impl Agent {
+    /// Listens; runs nothing before `open`.
+    #[new]
+    #[pyo3(signature = (name, rank, *, job, secret, num_worker_threads, host, handler))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
+    fn new(
+        py: Python<'_>,
+        name: &str,
+        rank: u32,
+        job: String,
+        secret: Vec<u8>,
+        num_worker_threads: usize,
+        host: Option<String>,
+        handler: Py<PyAny>,
+    ) -> PyResult<Self> {
+        log::install();
+        let name = WorkerName::parse(name).map_err(|error| PyValueError::new_err(error.to_string()))?;
+        let mut config = AgentConfig::new(name, to_rank(rank)?);
+        config.job = job;
+        config.secret = secret;
+        config.rendezvous_host = host;
+        config.num_worker_threads = NonZeroUsize::new(num_worker_threads)
+            .ok_or_else(|| PyValueError::new_err("num_worker_threads must be positive"))?;
+        let config = config.with_environment().map_err(|error| to_python(&error))?;
+        let handler = Arc::new(PyHandler(handler));
+        let agent = outside(py, || tensorcall::Agent::start(config, handler)).map_err(|error| to_python(&error))?;
+        spawner::lend(&agent);
+        gil::on_large_burial(|| spawner::spawn(|| gil::inside(gil::drain)));
+        Ok(Self(agent))
+    }
+
+    #[getter]
+    fn name(&self) -> &str {
+        self.0.identity().name.as_str()
+    }
+
+    #[getter]
+    fn rank(&self) -> u16 {
+        self.0.identity().rank.get()
+    }
+
+    /// What peers need to reach this worker, as JSON text.
+    fn contact(&self) -> String {
+        self.0.contact()
+    }
+
+    /// Says who is in the group, this worker included: name, rank and contact of each. Starts serving.
+    fn open(&self, py: Python<'_>, roster: Vec<(String, u32, String)>) -> PyResult<()> {
+        let infos = roster.iter().map(|(name, rank, contact)| {
+            let name = WorkerName::parse(name).map_err(|error| PyValueError::new_err(error.to_string()))?;
+            PeerInfo::from_contact(name, to_rank(*rank)?, contact).map_err(|error| to_python(&error))
+        });
+        let infos = infos.collect::<PyResult<_>>()?;
+        outside(py, || self.0.open(infos)).map_err(|error| to_python(&error))
+    }
+
+    /// Calls the function `name` with plain data. `None` if the arguments are not plain: pickle them.
+    fn call(
+        &self,
+        py: Python<'_>,
+        to: u32,
+        name: &str,
+        args: Bound<'_, PyTuple>,
+        kwargs: Bound<'_, PyDict>,
+        timeout: f64,
+    ) -> PyResult<Option<Call>> {
+        let mut writer = TensorWriter::new(py)?;
+        let mut payload = Vec::with_capacity(64);
+        let arguments = PyTuple::new(py, [args.into_any(), kwargs.into_any()])?;
+        if value::encode(&arguments, &mut payload, &mut writer)? == Plain::No {
+            return Ok(None);
+        }
+        let (tensors, buffers) = writer.finish()?;
+        let request = Request {
+            function: FunctionRef::Name(name.to_owned()),
+            label: name.into(),
+            encoding: Encoding::Value,
+            body: Body { payload, tensors, buffers },
+            timeout: limit(timeout),
+        };
+        self.start(py, to, request).map(Some)
+    }
+
+    /// Calls what the pickle says. `label` names it in errors.
+    fn call_pickled(
+        &self,
+        py: Python<'_>,
+        to: u32,
+        label: &str,
+        payload: &Bound<'_, PyBytes>,
+        tensors: &Bound<'_, PyList>,
+        timeout: f64,
+    ) -> PyResult<Call> {
+        let request = Request {
+            function: FunctionRef::InPayload,
+            label: label.into(),
+            encoding: Encoding::Pickle,
+            body: pickled_body(payload, tensors)?,
+            timeout: limit(timeout),
+        };
+        self.start(py, to, request)
+    }
+
+    /// Ranks of the workers that died. Those that left in good order are not among them.
+    fn lost_workers(&self, py: Python<'_>) -> Vec<u16> {
+        outside(py, || self.0.lost()).into_iter().map(Rank::get).collect()
+    }
+
+    /// Waits until nothing is under way in the whole group; every worker has to call this. `leaving`
+    /// says that this one closes next. Raises after `timeout` seconds; 0 means no limit.
+    fn join(&self, py: Python<'_>, timeout: f64, leaving: bool) -> PyResult<()> {
+        let failure = parking_lot::Mutex::new(None);
+        let quiet = wait_in_slices(py, limit(timeout).map(|limit| time::now() + limit), |until| {
+            let result = self.0.quiesce(leaving, until);
+            let over = result.as_ref().err().is_none_or(|error| error.kind() != ErrorKind::Timeout);
+            *failure.lock() = result.err();
+            over
+        })?;
+        match failure.into_inner() {
+            Some(error) => Err(to_python(&error)),
+            None => {
+                debug_assert!(quiet);
+                Ok(())
+            }
+        }
+    }
+
+    /// Ends the agent. Calls under way fail; functions that run are not waited for.
+    fn close(&self, py: Python<'_>, graceful: bool) {
+        outside(py, || {
+            spawner::forget(&self.0);
+            self.0.close(graceful, time::now() + FLUSH);
+            let patience = if graceful { THREADS_END } else { THREADS_END_FORCED };
+            self.0.wait_threads_ended(time::now() + patience);
+        });
+    }
+
+    /// Figures by name.
+    fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let metrics = outside(py, || self.0.metrics());
+        let dict = PyDict::new(py);
+        dict.set_item("agent.thread_pool_size", metrics.thread_pool_size)?;
+        dict.set_item("agent.num_idle_threads", metrics.idle_threads)?;
+        dict.set_item("agent.num_threads", metrics.threads)?;
+        dict.set_item("agent.client_active_calls", metrics.client_active_calls)?;
+        dict.set_item("agent.server_active_calls", metrics.server_active_calls)?;
+        dict.set_item("agent.server_active_async_calls", 0)?;
+        dict.set_item("agent.calls_sent", metrics.calls_sent)?;
+        dict.set_item("agent.calls_received", metrics.calls_received)?;
+        dict.set_item("agent.late_replies", metrics.late_replies)?;
+        Ok(dict)
+    }
+
+    /// How many calls this agent has made.
+    fn calls_sent(&self, py: Python<'_>) -> u64 {
+        outside(py, || self.0.metrics().calls_sent)
+    }
+}
+
+impl Agent {
+    fn start(&self, py: Python<'_>, to: u32, request: Request) -> PyResult<Call> {
+        let rank = to_rank(to)?;
+        let until = request.timeout.map(|timeout| time::now() + timeout);
+        let mut request = request;
+        loop {
+            match outside(py, || self.0.try_call(rank, request)) {
+                Ok(future) => return Ok(self.wrap(future, rank)),
+                Err(CallError::Failed(error)) => return Err(to_python(&error)),
+                Err(CallError::Full(full)) => request = *full,
+            }
+            // Held back: too much is under way to that worker.
+            let failure = parking_lot::Mutex::new(None);
+            let room = wait_in_slices(py, until, |slice| match self.0.wait_for_room(rank, slice) {
+                Ok(room) => room,
+                Err(error) => {
+                    *failure.lock() = Some(error);
+                    true
+                }
+            })?;
+            if let Some(error) = failure.into_inner() {
+                return Err(to_python(&error));
+            }
+            if !room {
+                return Err(to_python(&self.0.no_room(rank, &request)));
+            }
+        }
+    }
+
+    fn wrap(&self, future: RpcFuture, to: Rank) -> Call {
+        let name = self.0.name_of(to).unwrap_or_else(|| self.0.identity().name.clone());
+        Call::of_rpc(future, self.0.clone(), to, name)
+    }
+}
+
+fn to_rank(rank: u32) -> PyResult<Rank> {
+    Rank::new(rank).ok_or_else(|| PyValueError::new_err(format!("{rank} is not a rank")))
+}
+
+/// A time limit in seconds, where 0 means none.
+fn limit(seconds: f64) -> Option<Duration> {
+    (seconds != 0.0).then(|| time::duration(seconds))
+}

@@ -1,0 +1,150 @@
+//! `Call`: one outcome, of an RPC under way or of something local.
+
+use std::time::{Duration, Instant};
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList};
+use tensorcall::proto::ids::{Rank, WorkerName};
+use tensorcall::proto::wire::message::Encoding;
+use tensorcall::{Promise, Response, RpcFuture};
+
+use crate::error::to_python;
+use crate::gil::{inside, outside};
+use crate::tensor::read_tensors;
+use crate::{spawner, time, value};
+
+/// How long a thread waits before it looks whether a signal has come.
+const SLICE: Duration = Duration::from_millis(100);
+
+/// What [`Call::result`] returns first: how to read the payload.
+const DECODED: u8 = 0;
+const PICKLED_RESULT: u8 = 1;
+const PICKLED_EXCEPTION: u8 = 2;
+
+/// One outcome: an RPC under way, or a local completion.
+#[pyclass(frozen, module = "tensorcall._tensorcall")]
+pub(crate) struct Call {
+    future: RpcFuture,
+    origin: Origin,
+}
+
+enum Origin {
+    Local(Promise),
+    Rpc { agent: tensorcall::Agent, to: Rank, name: WorkerName },
+}
+
+impl Call {
+    pub(crate) fn of_rpc(future: RpcFuture, agent: tensorcall::Agent, to: Rank, name: WorkerName) -> Self {
+        Self { future, origin: Origin::Rpc { agent, to, name } }
+    }
+
+    fn target(&self) -> Option<&WorkerName> {
+        match &self.origin {
+            Origin::Local(_) => None,
+            Origin::Rpc { name, .. } => Some(name),
+        }
+    }
+}
+
+#[pymethods]
+impl Call {
+    #[new]
+    fn new() -> Self {
+        let (promise, future) = tensorcall::promise();
+        Self { future, origin: Origin::Local(promise) }
+    }
+
+    /// Completes a local one; false if it was done.
+    fn complete(&self, py: Python<'_>) -> PyResult<bool> {
+        match &self.origin {
+            Origin::Local(promise) => Ok(outside(py, || promise.complete_empty())),
+            Origin::Rpc { .. } => Err(PyRuntimeError::new_err("an RPC is completed by its reply")),
+        }
+    }
+
+    /// Waits until the outcome is there or `timeout` seconds have passed; tells which.
+    #[pyo3(signature = (timeout))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+        if self.future.is_done() {
+            return Ok(true);
+        }
+        let limit = timeout.map(|seconds| time::after(seconds));
+        wait_in_slices(py, limit, |until| {
+            tensorcall::lend(self.target(), || self.future.wait_until(until))
+        })
+    }
+
+    /// Whether the outcome is there.
+    fn done(&self) -> bool {
+        self.future.is_done()
+    }
+
+    /// The outcome of an RPC, once: encoding, payload, tensors. Raises why there is none.
+    fn result<'py>(&self, py: Python<'py>) -> PyResult<(u8, Bound<'py, PyAny>, Bound<'py, PyList>)> {
+        let outcome = self.future.take();
+        let outcome = outcome.ok_or_else(|| PyRuntimeError::new_err("this call has no result, or it was taken"))?;
+        let Response { raised, encoding, body } = outcome.map_err(|error| to_python(&error))?;
+        let tensors = read_tensors(py, &body.tensors, body.buffers)?;
+        let payload = body.payload.as_ref();
+        if encoding == Encoding::Value && !raised {
+            return Ok((DECODED, value::decode(py, payload, &tensors)?, PyList::empty(py)));
+        }
+        let kind = if raised { PICKLED_EXCEPTION } else { PICKLED_RESULT };
+        Ok((kind, PyBytes::new(py, payload).into_any(), PyList::new(py, tensors)?))
+    }
+
+    /// Calls `callback` once the outcome is there, on a thread that does not count as one of the
+    /// agent's worker threads.
+    fn on_done(&self, py: Python<'_>, callback: Py<PyAny>) {
+        let run = move || inside(|py| report(py, callback.call0(py)));
+        match &self.origin {
+            Origin::Local(_) => {
+                let future = self.future.clone();
+                outside(py, || future.on_done(move || spawner::spawn(run)));
+            }
+            Origin::Rpc { agent, .. } => {
+                let (future, agent) = (self.future.clone(), agent.clone());
+                outside(py, || future.on_done(move || agent.spawn(run)));
+            }
+        }
+    }
+
+    /// Gives an RPC up: its future fails, and the callee is told.
+    fn cancel(&self, py: Python<'_>) {
+        if let (Origin::Rpc { agent, to, .. }, Some(id)) = (&self.origin, self.future.call()) {
+            outside(py, || agent.cancel(*to, id));
+        }
+    }
+}
+
+/// Waits without the interpreter lock, returning to it now and then for signals. `wait` is given until
+/// when to wait (`None` is for ever) and tells whether it has what it waited for.
+pub(crate) fn wait_in_slices(
+    py: Python<'_>,
+    limit: Option<Instant>,
+    wait: impl Fn(Option<Instant>) -> bool + Send + Sync,
+) -> PyResult<bool> {
+    if tensorcall::is_pool_thread() {
+        // Signals are not handled here, and a place is lent once, not in slices.
+        return Ok(outside(py, || wait(limit)));
+    }
+    loop {
+        let slice = time::now() + SLICE;
+        let until = limit.map_or(slice, |limit| limit.min(slice));
+        if outside(py, || wait(Some(until))) {
+            return Ok(true);
+        }
+        py.check_signals()?;
+        if limit.is_some_and(|limit| limit <= time::now()) {
+            return Ok(false);
+        }
+    }
+}
+
+/// An exception that nobody can catch is shown as Python shows those.
+fn report(py: Python<'_>, result: PyResult<Py<PyAny>>) {
+    if let Err(error) = result {
+        error.write_unraisable(py, None);
+    }
+}

@@ -1,0 +1,269 @@
+//! The two doors between Rust and Python, and what must happen at them.
+//!
+//! [`outside`] leaves the interpreter to wait or to take a lock (LOCK-1), [`inside`] enters it from
+//! a thread of ours. Nothing else attaches or detaches.
+//!
+//! *Exit (EXIT-1).* Once [`stop_entering`] was called, no thread but its caller comes in: it parks
+//! for ever at the door, because from then on the interpreter may vanish at any moment.
+//!
+//! *Burial (MEM-2).* A message's memory may be owned by Python objects and let go on the reactor,
+//! which never enters Python (NET-1). [`PyOwner`] sends such references to a lock-free graveyard
+//! that [`drain`] empties on a thread that is inside; `outside` does so on its way back.
+
+use std::cell::Cell;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::{self, ThreadId};
+use std::time::Duration;
+
+use crossbeam_queue::SegQueue;
+use parking_lot::{Condvar, Mutex};
+use pyo3::prelude::*;
+
+/// Objects that own more than this are worth waking a thread to free.
+const LARGE_BYTES: usize = 1 << 20;
+
+/// Where a thread knows itself to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// It came through no door: a thread of ours that never entered, or one of Python's that called.
+    Unknown,
+    Inside,
+    Outside,
+}
+
+thread_local! {
+    static PLACE: Cell<Place> = const { Cell::new(Place::Unknown) };
+}
+
+/// Runs `f` without the interpreter lock. Python may run meanwhile.
+///
+/// Parks for ever instead of returning if the interpreter is closing ([`stop_entering`]).
+#[expect(clippy::disallowed_methods, reason = "this is the door")]
+pub(crate) fn outside<T: Send>(py: Python<'_>, f: impl FnOnce() -> T + Send) -> T {
+    let result = py.detach(|| {
+        let _back = Away::go();
+        f()
+    });
+    drain(py);
+    result
+}
+
+/// Makes good what [`outside`] changed, also when its closure panics.
+struct Away {
+    before: Place,
+}
+
+impl Away {
+    fn go() -> Self {
+        let before = PLACE.replace(Place::Outside);
+        if before == Place::Inside {
+            VISITORS.leave();
+        }
+        Self { before }
+    }
+}
+
+impl Drop for Away {
+    fn drop(&mut self) {
+        PLACE.set(self.before);
+        if self.before == Place::Inside {
+            VISITORS.enter();
+        } else {
+            VISITORS.park_if_closed();
+        }
+    }
+}
+
+/// Runs `f` with the interpreter lock, which it waits for.
+///
+/// Costs 0.05 us on a thread that is in an outer `inside` and an `outside` within it, so that Python
+/// keeps its state of the thread, and far more elsewhere: pool threads enter once, for life.
+/// Parks for ever if the interpreter is closing ([`stop_entering`]).
+#[expect(clippy::disallowed_methods, reason = "this is the door")]
+pub(crate) fn inside<T>(f: impl for<'py> FnOnce(Python<'py>) -> T) -> T {
+    if PLACE.get() == Place::Inside {
+        return Python::attach(f);
+    }
+    VISITORS.enter();
+    let before = PLACE.replace(Place::Inside);
+    let _leave = Leave(before);
+    Python::attach(|py| {
+        drain(py);
+        surviving_exit(|| f(py))
+    })
+}
+
+/// Runs `f`, which calls into Python; if the interpreter ends meanwhile, `f` never returns.
+///
+/// Before Python 3.14, a thread that wants the interpreter back during finalisation is ended by
+/// `pthread_exit`, which unwinds it. That runs our destructors without the interpreter lock and is
+/// fatal where `PyO3` lets go of it. Here such a thread parks instead. [`inside`] does this; a frame
+/// that holds Python references while user code runs does it again, close to the call, so that they
+/// are not dropped.
+pub(crate) fn surviving_exit<T>(f: impl FnOnce() -> T) -> T {
+    let guard = ParkWhenUnwound;
+    let result = f();
+    std::mem::forget(guard);
+    result
+}
+
+struct ParkWhenUnwound;
+
+impl Drop for ParkWhenUnwound {
+    fn drop(&mut self) {
+        // A panic of ours unwinds too, and goes on.
+        if !thread::panicking() {
+            park_for_ever();
+        }
+    }
+}
+
+/// Undoes the entry of [`inside`], also when its closure panics.
+struct Leave(Place);
+
+impl Drop for Leave {
+    fn drop(&mut self) {
+        PLACE.set(self.0);
+        VISITORS.leave();
+    }
+}
+
+/// Closes the interpreter to all threads but this one, for ever (EXIT-1), and waits until those of
+/// ours that are inside have left, for `limit` at most. Returns how many are inside still: they run
+/// user code, and will park when it ends.
+///
+/// To be called from an `atexit` function: later is too late.
+pub(crate) fn stop_entering(py: Python<'_>, limit: Duration) -> usize {
+    VISITORS.close();
+    outside(py, || VISITORS.wait_until_gone(limit))
+}
+
+/// Forgets the threads that a forked child does not have. For `os.register_at_fork`: else the child
+/// would wait at its end for threads of its parent.
+pub(crate) fn after_fork_in_child() {
+    let this = usize::from(PLACE.get() == Place::Inside);
+    VISITORS.inside.store(this, Ordering::SeqCst);
+}
+
+static VISITORS: Visitors = Visitors {
+    closed: AtomicBool::new(false),
+    inside: AtomicUsize::new(0),
+    keeper: OnceLock::new(),
+    lock: Mutex::new(()),
+    left: Condvar::new(),
+};
+
+/// Counts threads of ours inside the interpreter or about to enter.
+///
+/// A thread first counts itself, then looks whether the door is closed; the closing thread first
+/// closes, then looks at the count. In the total order of these (`SeqCst`), one sees the other.
+struct Visitors {
+    closed: AtomicBool,
+    inside: AtomicUsize,
+    /// The one thread that may enter after closing: the one that runs the exit hooks.
+    keeper: OnceLock<ThreadId>,
+    lock: Mutex<()>,
+    left: Condvar,
+}
+
+impl Visitors {
+    fn enter(&self) {
+        self.inside.fetch_add(1, Ordering::SeqCst);
+        if self.closed.load(Ordering::SeqCst) && !self.is_keeper() {
+            self.leave();
+            park_for_ever();
+        }
+    }
+
+    fn leave(&self) {
+        self.inside.fetch_sub(1, Ordering::SeqCst);
+        if self.closed.load(Ordering::SeqCst) {
+            drop(self.lock.lock());
+            self.left.notify_all();
+        }
+    }
+
+    fn park_if_closed(&self) {
+        if self.closed.load(Ordering::SeqCst) && !self.is_keeper() {
+            park_for_ever();
+        }
+    }
+
+    fn is_keeper(&self) -> bool {
+        self.keeper.get() == Some(&thread::current().id())
+    }
+
+    fn close(&self) {
+        self.keeper.get_or_init(|| thread::current().id());
+        self.closed.store(true, Ordering::SeqCst);
+    }
+
+    fn wait_until_gone(&self, limit: Duration) -> usize {
+        let mut held = self.lock.lock();
+        let busy = |(): &mut ()| self.inside.load(Ordering::SeqCst) > 0;
+        self.left.wait_while_for(&mut held, busy, limit);
+        self.inside.load(Ordering::SeqCst)
+    }
+}
+
+fn park_for_ever() -> ! {
+    loop {
+        thread::park();
+    }
+}
+
+/// A Python reference that may be dropped on any thread.
+///
+/// Dropped inside, it is let go at once; elsewhere it is buried until the next [`drain`].
+pub(crate) struct PyOwner {
+    object: Option<Py<PyAny>>,
+    bytes: usize,
+}
+
+impl PyOwner {
+    /// Owns `object`, which keeps about `bytes` of memory alive.
+    pub(crate) fn new(object: Py<PyAny>, bytes: usize) -> Self {
+        Self {
+            object: Some(object),
+            bytes,
+        }
+    }
+}
+
+impl Drop for PyOwner {
+    fn drop(&mut self) {
+        let Some(object) = self.object.take() else { return };
+        if PLACE.get() == Place::Inside {
+            drop(object);
+        } else {
+            bury(object, self.bytes);
+        }
+    }
+}
+
+static GRAVEYARD: SegQueue<Py<PyAny>> = SegQueue::new();
+static ON_LARGE_BURIAL: OnceLock<Box<dyn Fn() + Send + Sync>> = OnceLock::new();
+
+/// Leaves `object`, which keeps about `bytes` alive, to be let go by the next [`drain`].
+pub(crate) fn bury(object: Py<PyAny>, bytes: usize) {
+    GRAVEYARD.push(object);
+    if bytes > LARGE_BYTES
+        && let Some(hook) = ON_LARGE_BURIAL.get()
+    {
+        hook();
+    }
+}
+
+/// Sets what is run, on the thread that buries, when more than 1 MiB was buried: it should have
+/// some other thread call [`drain`] soon, and must not enter Python itself. The first one stays.
+pub(crate) fn on_large_burial(hook: impl Fn() + Send + Sync + 'static) {
+    let _ = ON_LARGE_BURIAL.set(Box::new(hook));
+}
+
+/// Lets go of what was buried. One atomic load if that is nothing.
+pub(crate) fn drain(_py: Python<'_>) {
+    while let Some(object) = GRAVEYARD.pop() {
+        drop(object);
+    }
+}

@@ -1,0 +1,32 @@
+//! A thread for work that must not be done where it comes up: on the reactor, or under a lock.
+//!
+//! The agent that was made last lends its pool; without one a thread is made.
+
+use parking_lot::Mutex;
+use tensorcall::Agent;
+
+static AGENT: Mutex<Option<Agent>> = Mutex::new(None);
+
+/// From now on `agent` lends its pool.
+pub(crate) fn lend(agent: &Agent) {
+    let before = AGENT.lock().replace(agent.clone());
+    drop(before);
+}
+
+/// `agent` is closing.
+pub(crate) fn forget(agent: &Agent) {
+    let mut current = AGENT.lock();
+    let is_it = current.as_ref().is_some_and(|other| other.identity() == agent.identity());
+    let before = if is_it { current.take() } else { None };
+    drop(current);
+    drop(before);
+}
+
+/// Runs `task` soon.
+pub(crate) fn spawn(task: impl FnOnce() + Send + 'static) {
+    let agent = AGENT.lock().clone();
+    match agent {
+        Some(agent) => agent.spawn(task),
+        None => drop(std::thread::Builder::new().name("tensorcall-task".to_owned()).spawn(task)),
+    }
+}

@@ -1,0 +1,217 @@
+//! `tensorcall._tensorcall._testing`: what tests need to see without two processes. Private.
+
+use std::time::Instant;
+
+use pyo3::exceptions::{PyMemoryError, PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList};
+use tensorcall::body::{Body, Received};
+use tensorcall_proto::wire::TensorDesc;
+
+use crate::gil;
+use crate::tensor::{Path, TensorWriter, TorchApi, read_tensors_by};
+use crate::value::{self, Plain};
+
+/// Adds the submodule to the extension.
+pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let testing = PyModule::new(module.py(), "_testing")?;
+    testing.add_function(wrap_pyfunction!(roundtrip, &testing)?)?;
+    testing.add_function(wrap_pyfunction!(decode, &testing)?)?;
+    testing.add_function(wrap_pyfunction!(describe, &testing)?)?;
+    testing.add_function(wrap_pyfunction!(path, &testing)?)?;
+    testing.add_function(wrap_pyfunction!(owner_dropped_outside, &testing)?)?;
+    testing.add_function(wrap_pyfunction!(nanoseconds, &testing)?)?;
+    testing.add_function(wrap_pyfunction!(stop_entering, &testing)?)?;
+    testing.add_function(wrap_pyfunction!(after_fork_in_child, &testing)?)?;
+    testing.add_function(wrap_pyfunction!(call_from_thread, &testing)?)?;
+    module.add_submodule(&testing)
+}
+
+fn api<'py>(py: Python<'py>, path: Option<&str>) -> PyResult<&'py TorchApi> {
+    match path {
+        None => TorchApi::get(py),
+        Some("stable") => TorchApi::by(py, Path::Stable),
+        Some("attributes") => TorchApi::by(py, Path::Attributes),
+        Some(other) => Err(PyValueError::new_err(format!(
+            "no path to torch is called {other}"
+        ))),
+    }
+}
+
+fn send<'py>(object: &Bound<'py, PyAny>, api: &'py TorchApi) -> PyResult<Body> {
+    let mut payload = Vec::new();
+    let mut writer = TensorWriter::with(object.py(), api);
+    if value::encode(object, &mut payload, &mut writer)? == Plain::No {
+        return Err(PyTypeError::new_err("not plain"));
+    }
+    let (tensors, buffers) = writer.finish()?;
+    Ok(Body {
+        payload,
+        tensors,
+        buffers,
+    })
+}
+
+fn receive<'py>(py: Python<'py>, received: Received, api: &TorchApi) -> PyResult<Bound<'py, PyAny>> {
+    let Received {
+        payload,
+        tensors,
+        buffers,
+    } = received;
+    let tensors = read_tensors_by(api, py, &tensors, buffers)?;
+    value::decode(py, payload.as_ref(), &tensors)
+}
+
+fn transfer(body: &Body) -> PyResult<Received> {
+    body.receive()
+        .map_err(|error| PyMemoryError::new_err(error.to_string()))
+}
+
+/// Sends `object` to ourselves as a plain value; `TypeError` if it is not plain.
+#[pyfunction]
+#[pyo3(signature = (object, path=None))]
+fn roundtrip<'py>(object: &Bound<'py, PyAny>, path: Option<&str>) -> PyResult<Bound<'py, PyAny>> {
+    let py = object.py();
+    let api = api(py, path)?;
+    receive(py, transfer(&send(object, api)?)?, api)
+}
+
+/// Decodes bytes as a value without tensors.
+#[pyfunction]
+fn decode<'py>(py: Python<'py>, bytes: &[u8]) -> PyResult<Bound<'py, PyAny>> {
+    value::decode(py, bytes, &[])
+}
+
+type Buffers = Vec<Vec<u8>>;
+
+/// How tensors would travel: their descriptions and the bytes of the buffers.
+#[pyfunction]
+#[pyo3(signature = (tensors, path=None))]
+fn describe<'py>(
+    py: Python<'py>,
+    tensors: &Bound<'py, PyList>,
+    path: Option<&str>,
+) -> PyResult<(Vec<Bound<'py, PyDict>>, Buffers)> {
+    let mut writer = TensorWriter::with(py, api(py, path)?);
+    for tensor in tensors {
+        writer.push(&tensor)?;
+    }
+    let (tensors, buffers) = writer.finish()?;
+    let received = transfer(&Body {
+        payload: Vec::new(),
+        tensors,
+        buffers,
+    })?;
+    let bytes = received
+        .buffers
+        .iter()
+        .map(|buffer| buffer.as_ref().to_vec())
+        .collect();
+    let descs = received
+        .tensors
+        .iter()
+        .map(|desc| as_dict(py, desc))
+        .collect::<PyResult<_>>()?;
+    Ok((descs, bytes))
+}
+
+fn as_dict<'py>(py: Python<'py>, desc: &TensorDesc) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    dict.set_item("dtype", desc.dtype.name())?;
+    dict.set_item("shape", &desc.shape)?;
+    dict.set_item("strides", &desc.strides)?;
+    dict.set_item("buffer", desc.buffer)?;
+    dict.set_item("offset", desc.offset)?;
+    dict.set_item("flags", (desc.requires_grad, desc.conj, desc.neg))?;
+    Ok(dict)
+}
+
+/// The path to torch that is taken when none is asked for.
+#[pyfunction]
+fn path(py: Python<'_>) -> PyResult<&'static str> {
+    Ok(match TorchApi::get(py)?.path() {
+        Path::Stable => "stable",
+        Path::Attributes => "attributes",
+    })
+}
+
+/// Sends `object`, runs `meanwhile` while the message is alive, then lets it go on a thread that
+/// never enters Python; returns what arrived.
+#[pyfunction]
+fn owner_dropped_outside<'py>(
+    object: &Bound<'py, PyAny>,
+    meanwhile: &Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let py = object.py();
+    let api = TorchApi::get(py)?;
+    let body = send(object, api)?;
+    meanwhile.call0()?;
+    let received = transfer(&body)?;
+    gil::outside(py, || {
+        let reactor = std::thread::spawn(move || drop(body));
+        reactor.join()
+    })
+    .map_err(|_| PyValueError::new_err("the thread panicked"))?;
+    receive(py, received, api)
+}
+
+/// Nanoseconds that writing and reading `object` take, the least of `rounds` rounds of 100 each, so
+/// that what else the machine does counts little.
+#[pyfunction]
+#[pyo3(signature = (object, rounds, path=None))]
+fn nanoseconds(object: &Bound<'_, PyAny>, rounds: u32, path: Option<&str>) -> PyResult<(u128, u128)> {
+    const TIMES: usize = 100;
+    let py = object.py();
+    let api = api(py, path)?;
+    let (mut writing, mut reading) = (u128::MAX, u128::MAX);
+    for _ in 0..rounds {
+        let start = now();
+        let bodies = (0..TIMES)
+            .map(|_| send(object, api))
+            .collect::<PyResult<Vec<_>>>()?;
+        writing = writing.min(start.elapsed().as_nanos() / TIMES as u128);
+        let arrived = bodies.iter().map(transfer).collect::<PyResult<Vec<_>>>()?;
+        let start = now();
+        for received in arrived {
+            drop(receive(py, received, api)?);
+        }
+        reading = reading.min(start.elapsed().as_nanos() / TIMES as u128);
+    }
+    Ok((writing, reading))
+}
+
+#[expect(clippy::disallowed_methods, reason = "measures time")]
+fn now() -> Instant {
+    Instant::now()
+}
+
+/// Closes the interpreter to other threads; returns how many are inside still.
+#[pyfunction]
+fn stop_entering(py: Python<'_>, seconds: f64) -> usize {
+    gil::stop_entering(py, std::time::Duration::from_secs_f64(seconds))
+}
+
+/// To be called in a forked child.
+#[pyfunction]
+fn after_fork_in_child() {
+    gil::after_fork_in_child();
+}
+
+/// Calls `function` again and again from a new thread of ours, which waits outside in between,
+/// until it returns something true. The thread is not waited for.
+#[pyfunction]
+fn call_from_thread(function: Py<PyAny>) {
+    std::thread::spawn(move || {
+        gil::inside(|py| {
+            let done = || {
+                function
+                    .call0(py)
+                    .and_then(|answer| answer.is_truthy(py))
+                    .unwrap_or(true)
+            };
+            while !done() {
+                gil::outside(py, std::thread::yield_now);
+            }
+        });
+    });
+}

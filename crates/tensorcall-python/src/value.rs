@@ -1,0 +1,242 @@
+//! Python objects of plain types as [`Value`](tensorcall_proto::wire::value::Value) bytes, and back.
+//!
+//! Only *exact* types travel this way: `None`, `bool`, `int` of 64 bits, `float`, `str`, `bytes`, `tuple`,
+//! `list`, `dict` and `torch.Tensor`. Everything else, and everything whose meaning would suffer, is
+//! left to pickle: one container that occurs twice (its identity would be lost) or in itself, text
+//! with surrogates, nesting beyond the limit of the wire.
+
+use std::collections::HashSet;
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyNone, PyString, PyTuple};
+use tensorcall_proto::wire::{Event, Limits, ValueReader, ValueWriter, WireError};
+
+use crate::tensor::TensorWriter;
+
+/// Whether an object could be written as plain data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum Plain {
+    /// It was.
+    Yes,
+    /// It has to be pickled. Nothing was written, but tensors may have been added.
+    No,
+}
+
+/// Appends `object` to `out` and its tensors to `tensors`.
+///
+/// # Errors
+///
+/// Exceptions out of torch; what is merely not plain is [`Plain::No`].
+pub(crate) fn encode<'py>(
+    object: &Bound<'py, PyAny>,
+    out: &mut Vec<u8>,
+    tensors: &mut TensorWriter<'py>,
+) -> PyResult<Plain> {
+    let before = out.len();
+    let limits = Limits::default();
+    let mut encoder = Encoder {
+        writer: ValueWriter::new(out),
+        tensors,
+        limits,
+        seen: Seen::default(),
+    };
+    let plain = encoder.value(object, 0)?;
+    if plain == Plain::No {
+        out.truncate(before);
+    }
+    Ok(plain)
+}
+
+struct Encoder<'a, 'py> {
+    writer: ValueWriter<'a>,
+    tensors: &'a mut TensorWriter<'py>,
+    limits: Limits,
+    seen: Seen,
+}
+
+impl<'py> Encoder<'_, 'py> {
+    /// Writes one value; `depth` containers are open around it.
+    fn value(&mut self, object: &Bound<'py, PyAny>, depth: u16) -> PyResult<Plain> {
+        if object.is_none() {
+            self.writer.nil();
+        } else if let Ok(text) = object.cast_exact::<PyString>() {
+            // Surrogates have no UTF-8.
+            let Ok(text) = text.to_str() else {
+                return Ok(Plain::No);
+            };
+            self.writer.str(text);
+        } else if let Ok(number) = object.cast_exact::<PyInt>() {
+            let Ok(number) = number.extract() else {
+                return Ok(Plain::No);
+            };
+            self.writer.int(number);
+        } else if let Ok(number) = object.cast_exact::<PyFloat>() {
+            self.writer.float(number.value());
+        } else if self.tensors.is_exact_tensor(object) {
+            let Ok(index) = self.tensors.try_push(object)? else {
+                return Ok(Plain::No);
+            };
+            self.writer.tensor(index);
+        } else if let Ok(truth) = object.cast_exact::<PyBool>() {
+            self.writer.bool(truth.is_true());
+        } else if let Ok(bytes) = object.cast_exact::<PyBytes>() {
+            self.writer.bytes(bytes.as_bytes());
+        } else {
+            return self.container(object, depth);
+        }
+        Ok(self.within_limits())
+    }
+
+    fn container(&mut self, object: &Bound<'py, PyAny>, depth: u16) -> PyResult<Plain> {
+        if depth >= self.limits.max_depth {
+            return Ok(Plain::No);
+        }
+        if let Ok(tuple) = object.cast_exact::<PyTuple>() {
+            // The empty tuple is one object everywhere.
+            if !tuple.is_empty() && !self.seen.first_time(object) {
+                return Ok(Plain::No);
+            }
+            self.writer.tuple(tuple.len());
+            self.items(tuple.iter_borrowed(), depth)
+        } else if let Ok(list) = object.cast_exact::<PyList>() {
+            if !self.seen.first_time(object) {
+                return Ok(Plain::No);
+            }
+            // A copy, since reading a tensor may run Python code that changes the list.
+            let items: Vec<_> = list.iter().collect();
+            self.writer.list(items.len());
+            self.items(&items, depth)
+        } else if let Ok(dict) = object.cast_exact::<PyDict>() {
+            if !self.seen.first_time(object) {
+                return Ok(Plain::No);
+            }
+            let pairs: Vec<_> = dict.iter().collect();
+            self.writer.map(pairs.len());
+            self.items(pairs.iter().flat_map(|(key, value)| [key, value]), depth)
+        } else {
+            Ok(Plain::No)
+        }
+    }
+
+    fn items<I>(&mut self, items: I, depth: u16) -> PyResult<Plain>
+    where
+        I: IntoIterator,
+        I::Item: std::ops::Deref<Target = Bound<'py, PyAny>>,
+    {
+        for item in items {
+            if self.value(&item, depth + 1)? == Plain::No {
+                return Ok(Plain::No);
+            }
+        }
+        Ok(self.within_limits())
+    }
+
+    fn within_limits(&self) -> Plain {
+        if self.writer.items() <= self.limits.max_items.into() {
+            Plain::Yes
+        } else {
+            Plain::No
+        }
+    }
+}
+
+/// Containers met so far, by address. They stay alive in the object that is being written.
+#[derive(Default)]
+struct Seen {
+    few: Vec<usize>,
+    many: HashSet<usize>,
+}
+
+impl Seen {
+    /// So many are compared one by one.
+    const FEW: usize = 8;
+
+    fn first_time(&mut self, object: &Bound<'_, PyAny>) -> bool {
+        let address = object.as_ptr() as usize;
+        if self.few.contains(&address) {
+            return false;
+        }
+        if self.few.len() < Self::FEW {
+            self.few.push(address);
+            return true;
+        }
+        self.many.insert(address)
+    }
+}
+
+/// Builds the object that `bytes` are, with `tensors` in the places that name them.
+///
+/// # Errors
+///
+/// `RuntimeError` if the bytes are no value; `TypeError` for a dict key that cannot be hashed.
+pub(crate) fn decode<'py>(
+    py: Python<'py>,
+    bytes: &[u8],
+    tensors: &[Bound<'py, PyAny>],
+) -> PyResult<Bound<'py, PyAny>> {
+    let count = u32::try_from(tensors.len())?;
+    let reader = ValueReader::new(bytes, &Limits::default()).with_tensors(count);
+    let mut decoder = Decoder { py, reader, tensors };
+    let object = decoder.value()?;
+    decoder.reader.finish().map_err(malformed)?;
+    Ok(object)
+}
+
+struct Decoder<'a, 'py> {
+    py: Python<'py>,
+    reader: ValueReader<'a>,
+    tensors: &'a [Bound<'py, PyAny>],
+}
+
+impl<'py> Decoder<'_, 'py> {
+    /// Reads one value. Recurses as deep as the reader lets containers nest, and reserves by
+    /// announced lengths, whose sum the reader bounds by the input (NET-2).
+    fn value(&mut self) -> PyResult<Bound<'py, PyAny>> {
+        let py = self.py;
+        Ok(match self.reader.next().map_err(malformed)? {
+            Event::Nil => PyNone::get(py).to_owned().into_any(),
+            Event::Bool(truth) => PyBool::new(py, truth).to_owned().into_any(),
+            Event::Int(number) => number.into_pyobject(py)?.into_any(),
+            Event::Float(number) => PyFloat::new(py, number).into_any(),
+            Event::Str(text) => PyString::new(py, text).into_any(),
+            Event::Bytes(bytes) => PyBytes::new(py, bytes).into_any(),
+            Event::List(len) => PyList::new(py, self.values(len)?)?.into_any(),
+            Event::Tuple(len) => PyTuple::new(py, self.values(len)?)?.into_any(),
+            Event::Map(len) => self.map(len)?.into_any(),
+            Event::Tensor(index) => self.tensor(index)?,
+            Event::Pickle(_) => return Err(PyRuntimeError::new_err("a pickle inside a plain value")),
+        })
+    }
+
+    fn values(&mut self, len: usize) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let mut values = Vec::with_capacity(len);
+        for _ in 0..len {
+            values.push(self.value()?);
+        }
+        Ok(values)
+    }
+
+    fn map(&mut self, len: usize) -> PyResult<Bound<'py, PyDict>> {
+        let dict = PyDict::new(self.py);
+        for _ in 0..len {
+            let key = self.value()?;
+            dict.set_item(key, self.value()?)?;
+        }
+        Ok(dict)
+    }
+
+    fn tensor(&self, index: u32) -> PyResult<Bound<'py, PyAny>> {
+        let tensor = usize::try_from(index)
+            .ok()
+            .and_then(|index| self.tensors.get(index));
+        let missing = || PyRuntimeError::new_err("a value names a tensor that is not there");
+        tensor.cloned().ok_or_else(missing)
+    }
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "a function for `map_err`")]
+fn malformed(error: WireError) -> PyErr {
+    PyRuntimeError::new_err(format!("malformed value: {error}"))
+}
