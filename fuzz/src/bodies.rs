@@ -32,10 +32,7 @@ pub fn frame(data: &[u8]) {
 /// A descriptor is refused or is within all limits, and reads back the same.
 pub fn message(data: &[u8]) {
     for blocks in [false, true] {
-        let limits = Limits {
-            blocks,
-            ..Limits::default()
-        };
+        let limits = Limits { blocks, ..Limits::default() };
         let Ok(descriptor) = Descriptor::decode(data, &limits) else {
             continue;
         };
@@ -47,10 +44,7 @@ pub fn message(data: &[u8]) {
             assert!(tensor.offset + tensor.extent().expect("a checked extent") <= buffer.len);
         }
         let encoded = descriptor.encode();
-        assert!(
-            encoded.len() <= data.len(),
-            "the encoder is never longer than a peer"
-        );
+        assert!(encoded.len() <= data.len(), "the encoder is never longer than a peer");
         assert_eq!(Descriptor::decode(&encoded, &limits), Ok(descriptor));
     }
 }
@@ -93,11 +87,7 @@ pub fn handshake(data: &[u8]) {
 
 /// What a handshake came to: the peer if it is done, the kind of error (which may quote as much as
 /// had come), and what was sent.
-type HandshakeResult = (
-    Option<Established>,
-    Result<(), Discriminant<HandshakeError>>,
-    Vec<u8>,
-);
+type HandshakeResult = (Option<Established>, Result<(), Discriminant<HandshakeError>>, Vec<u8>);
 
 /// The secret, job and nonces of the handshake seeds.
 pub const SECRET: &[u8] = b"a secret of no importance";
@@ -115,10 +105,7 @@ pub fn worker(rank: u32) -> Identity {
 
 /// The initiating end of the handshake seeds.
 pub fn new_initiator() -> Initiator {
-    let expect = Expect {
-        rank: worker(1).rank,
-        incarnation: None,
-    };
+    let expect = Expect { rank: worker(1).rank, incarnation: None };
     Initiator::new(SECRET, JOB, worker(0), expect, Role::Calls, [1; 32])
 }
 
@@ -195,13 +182,7 @@ fn arrivals_read_in_place(mut data: &[u8], step: usize) -> Arrivals {
 }
 
 fn inbox() -> Inbox<Counting> {
-    Inbox::new(
-        Limits {
-            max_message: MEMORY,
-            ..Limits::default()
-        },
-        Counting,
-    )
+    Inbox::new(Limits { max_message: MEMORY, ..Limits::default() }, Counting)
 }
 
 fn drain(inbox: &mut Inbox<Counting>) -> Vec<String> {

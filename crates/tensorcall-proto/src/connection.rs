@@ -117,8 +117,15 @@ struct Head {
 /// Bytes that must be written next, in this order.
 #[derive(Debug)]
 enum Committed<S> {
-    Bytes { bytes: Vec<u8>, written: usize },
-    Part { segment: S, offset: u64, left: u64 },
+    Bytes {
+        bytes: Vec<u8>,
+        written: usize,
+    },
+    Part {
+        segment: S,
+        offset: u64,
+        left: u64,
+    },
     /// Everything of this message has been written.
     Sent(Option<MessageId>),
 }
@@ -364,7 +371,14 @@ const START: State = State::Header { bytes: [0; HEADER_LEN], have: 0 };
 impl<A: Allocate> Inbox<A> {
     /// An inbox that takes memory from `allocator` and accepts nothing beyond `limits`.
     pub fn new(limits: Limits, allocator: A) -> Self {
-        Self { limits, allocator, state: START, streams: HashMap::new(), open_bytes: 0, arrivals: VecDeque::new() }
+        Self {
+            limits,
+            allocator,
+            state: START,
+            streams: HashMap::new(),
+            open_bytes: 0,
+            arrivals: VecDeque::new(),
+        }
     }
 
     /// The next arrival, oldest first.
@@ -452,7 +466,8 @@ impl<A: Allocate> Inbox<A> {
             FrameKind::Ping => self.arrivals.push_back(Arrival::Ping(header.stream)),
             FrameKind::Pong => self.arrivals.push_back(Arrival::Pong(header.stream)),
             FrameKind::Data => {
-                let assembly = self.streams.get(&header.stream).ok_or(ConnectionError::UnknownStream(header.stream))?;
+                let assembly =
+                    self.streams.get(&header.stream).ok_or(ConnectionError::UnknownStream(header.stream))?;
                 return self.expect_body(header, assembly.left);
             }
             FrameKind::Message => {

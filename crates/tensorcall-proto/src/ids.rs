@@ -20,9 +20,7 @@ impl Rank {
 
     /// The rank `value`, or `None` if it exceeds [`Rank::MAX`].
     pub fn new(value: u32) -> Option<Self> {
-        u16::try_from(value)
-            .ok()
-            .and_then(|rank| Self::try_from(rank).ok())
+        u16::try_from(value).ok().and_then(|rank| Self::try_from(rank).ok())
     }
 
     /// The rank as a number.
@@ -35,11 +33,7 @@ impl TryFrom<u16> for Rank {
     type Error = InvalidRank;
 
     fn try_from(value: u16) -> Result<Self, InvalidRank> {
-        if value <= Self::MAX.0 {
-            Ok(Self(value))
-        } else {
-            Err(InvalidRank(value))
-        }
+        if value <= Self::MAX.0 { Ok(Self(value)) } else { Err(InvalidRank(value)) }
     }
 }
 
@@ -118,10 +112,7 @@ impl WorkerName {
         if name.len() > Self::MAX_LEN {
             return Err(InvalidName::TooLong { len: name.len() });
         }
-        match name
-            .chars()
-            .find(|&c| !(c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | ':')))
-        {
+        match name.chars().find(|&c| !(c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | ':'))) {
             Some(found) => Err(InvalidName::Character { found }),
             None => Ok(Self(name.into())),
         }
@@ -214,13 +205,7 @@ pub struct Identity {
 
 impl fmt::Display for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} (rank {}, incarnation {:016x})",
-            self.name,
-            self.rank,
-            self.incarnation.get()
-        )
+        write!(f, "{} (rank {}, incarnation {:016x})", self.name, self.rank, self.incarnation.get())
     }
 }
 
@@ -256,26 +241,13 @@ mod tests {
     fn name_has_1_to_127_characters() {
         assert_eq!(WorkerName::parse(""), Err(InvalidName::Empty));
         assert!(WorkerName::parse(&"x".repeat(127)).is_ok());
-        assert_eq!(
-            WorkerName::parse(&"x".repeat(128)),
-            Err(InvalidName::TooLong { len: 128 })
-        );
+        assert_eq!(WorkerName::parse(&"x".repeat(128)), Err(InvalidName::TooLong { len: 128 }));
     }
 
     #[test]
     fn name_refuses_every_other_character() {
-        for (name, found) in [
-            ("a b", ' '),
-            ("ä", 'ä'),
-            ("a/b", '/'),
-            ("a\0", '\0'),
-            ("a.b", '.'),
-        ] {
-            assert_eq!(
-                WorkerName::parse(name),
-                Err(InvalidName::Character { found }),
-                "{name:?}"
-            );
+        for (name, found) in [("a b", ' '), ("ä", 'ä'), ("a/b", '/'), ("a\0", '\0'), ("a.b", '.')] {
+            assert_eq!(WorkerName::parse(name), Err(InvalidName::Character { found }), "{name:?}");
         }
     }
 
@@ -284,10 +256,7 @@ mod tests {
         let good = postcard::to_allocvec("worker0").unwrap();
         let bad = postcard::to_allocvec("worker 0").unwrap();
 
-        assert_eq!(
-            postcard::from_bytes::<WorkerName>(&good).unwrap().as_str(),
-            "worker0"
-        );
+        assert_eq!(postcard::from_bytes::<WorkerName>(&good).unwrap().as_str(), "worker0");
         assert!(postcard::from_bytes::<WorkerName>(&bad).is_err());
     }
 

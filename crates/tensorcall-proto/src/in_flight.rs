@@ -103,15 +103,7 @@ impl<T> InFlight<T> {
             self.timed += 1;
         }
         self.bytes = self.bytes.saturating_add(bytes);
-        self.calls.insert(
-            id,
-            Call {
-                token,
-                deadline,
-                bytes,
-                phase: Phase::Queued,
-            },
-        );
+        self.calls.insert(id, Call { token, deadline, bytes, phase: Phase::Queued });
         Ok(id)
     }
 
@@ -168,11 +160,7 @@ impl<T> InFlight<T> {
                 self.timed -= 1;
                 self.bytes = self.bytes.saturating_sub(call.bytes);
                 self.abandoned.insert(id);
-                expired.push(Expired {
-                    id,
-                    token: call.token,
-                    phase: call.phase,
-                });
+                expired.push(Expired { id, token: call.token, phase: call.phase });
             }
         }
         self.drop_stale_deadlines();
@@ -181,11 +169,7 @@ impl<T> InFlight<T> {
 
     /// The peer is gone: ends every call, oldest first, and forgets the answers that it owed.
     pub fn fail_all(&mut self) -> Vec<(MessageId, T, Phase)> {
-        let mut failed: Vec<_> = self
-            .calls
-            .drain()
-            .map(|(id, call)| (id, call.token, call.phase))
-            .collect();
+        let mut failed: Vec<_> = self.calls.drain().map(|(id, call)| (id, call.token, call.phase)).collect();
         failed.sort_unstable_by_key(|&(id, ..)| id);
         self.abandoned.clear();
         self.deadlines.clear();
@@ -259,3 +243,182 @@ impl<T> InFlight<T> {
 
 /// Stale entries that are not worth a rebuild.
 const SPARE_DEADLINES: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const WINDOW: Window = Window { max_calls: 2, max_bytes: 100 };
+
+    #[expect(clippy::disallowed_methods, reason = "any instant will do")]
+    fn now() -> Instant {
+        Instant::now()
+    }
+
+    fn millis(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
+    #[test]
+    fn ids_start_at_one_and_are_never_used_again() {
+        let mut calls = InFlight::new(WINDOW);
+
+        let first = calls.try_start(None, 1, false, "a").unwrap();
+        calls.finish(first);
+        let second = calls.try_start(None, 1, false, "b").unwrap();
+
+        assert_eq!((first.get(), second.get()), (1, 2));
+        assert_eq!(calls.started(), 2);
+    }
+
+    #[test]
+    fn a_call_completes_once() {
+        let mut calls = InFlight::new(WINDOW);
+        let id = calls.try_start(None, 1, false, "a").unwrap();
+
+        assert_eq!(calls.finish(id), Some("a"));
+        assert_eq!(calls.finish(id), None);
+        assert_eq!(calls.abandon(id), None);
+        assert!(calls.fail_all().is_empty());
+        assert_eq!(calls.late(), 1);
+    }
+
+    #[test]
+    fn late_reply_after_timeout_is_dropped_and_counted() {
+        let now = now();
+        let mut calls = InFlight::new(WINDOW);
+        let id = calls.try_start(Some(now + millis(5)), 1, false, "a").unwrap();
+        calls.set_phase(id, Phase::Running);
+
+        let expired = calls.expire(now + millis(5));
+
+        assert_eq!(expired.len(), 1);
+        assert_eq!((expired[0].id, expired[0].token, expired[0].phase), (id, "a", Phase::Running));
+        assert_eq!(calls.finish(id), None);
+        assert_eq!(calls.late(), 1);
+    }
+
+    #[test]
+    fn an_abandoned_call_is_owed_an_answer_until_it_comes_or_the_peer_is_gone() {
+        let mut calls = InFlight::new(WINDOW);
+        let first = calls.try_start(None, 1, false, "a").unwrap();
+        let second = calls.try_start(None, 1, false, "b").unwrap();
+
+        assert_eq!(calls.abandon(first), Some("a"));
+        assert_eq!(calls.abandon(second), Some("b"));
+        assert_eq!((calls.len(), calls.unanswered()), (0, 2));
+
+        calls.finish(first);
+        assert_eq!(calls.unanswered(), 1);
+        assert!(calls.fail_all().is_empty());
+        assert_eq!(calls.unanswered(), 0);
+    }
+
+    #[test]
+    fn calls_expire_in_the_order_of_their_deadlines() {
+        let now = now();
+        let mut calls = InFlight::new(Window { max_calls: 10, max_bytes: 100 });
+        for (after, name) in [(30, "c"), (10, "a"), (20, "b"), (40, "d")] {
+            calls.try_start(Some(now + millis(after)), 1, false, name).unwrap();
+        }
+
+        assert_eq!(calls.next_deadline(), Some(now + millis(10)));
+        let names: Vec<_> = calls.expire(now + millis(30)).into_iter().map(|call| call.token).collect();
+
+        assert_eq!(names, ["a", "b", "c"]);
+        assert_eq!(calls.next_deadline(), Some(now + millis(40)));
+    }
+
+    #[test]
+    fn nobody_wakes_for_a_call_that_is_over() {
+        let now = now();
+        let mut calls = InFlight::new(WINDOW);
+        let soon = calls.try_start(Some(now + millis(1)), 1, false, "a").unwrap();
+        calls.try_start(Some(now + millis(9)), 1, false, "b").unwrap();
+
+        calls.finish(soon);
+
+        assert_eq!(calls.next_deadline(), Some(now + millis(9)));
+    }
+
+    #[test]
+    fn deadlines_of_finished_calls_take_no_memory() {
+        let now = now();
+        let mut calls = InFlight::new(Window { max_calls: 10, max_bytes: 100_000 });
+        calls.try_start(Some(now), 1, false, 0).unwrap();
+
+        for number in 1..10_000 {
+            let id = calls.try_start(Some(now + millis(number)), 1, false, number).unwrap();
+            calls.finish(id);
+        }
+
+        assert!(calls.deadlines.len() <= 2 * calls.len() + SPARE_DEADLINES + 1, "{}", calls.deadlines.len());
+    }
+
+    #[test]
+    fn the_window_counts_calls_and_bytes() {
+        let mut calls = InFlight::new(WINDOW);
+
+        assert!(calls.try_start(None, 60, false, "a").is_ok());
+        assert_eq!(calls.try_start(None, 60, false, "b"), Err("b"));
+        assert!(calls.try_start(None, 40, false, "c").is_ok());
+        assert_eq!(calls.try_start(None, 0, false, "d"), Err("d"));
+        assert_eq!((calls.len(), calls.bytes()), (2, 100));
+    }
+
+    #[test]
+    fn a_call_larger_than_the_window_goes_alone() {
+        let mut calls = InFlight::new(WINDOW);
+
+        let large = calls.try_start(None, 1_000, false, "large").unwrap();
+        assert_eq!(calls.try_start(None, 1, false, "small"), Err("small"));
+
+        calls.finish(large);
+        assert!(calls.try_start(None, 1, false, "small").is_ok());
+        assert_eq!(calls.try_start(None, 1_000, false, "large"), Err("large"));
+    }
+
+    #[test]
+    fn a_nested_call_is_never_held_back() {
+        let mut calls = InFlight::new(WINDOW);
+        for _ in 0..5 {
+            assert!(calls.try_start(None, 1_000, true, "nested").is_ok());
+        }
+
+        assert!(!calls.has_room(1));
+    }
+
+    #[test]
+    fn every_way_to_end_a_call_makes_room() {
+        let now = now();
+        let mut calls = InFlight::new(Window { max_calls: 1, max_bytes: 100 });
+
+        let id = calls.try_start(None, 1, false, "finished").unwrap();
+        calls.finish(id);
+        let id = calls.try_start(None, 1, false, "abandoned").unwrap();
+        calls.abandon(id);
+        calls.try_start(Some(now), 1, false, "expired").unwrap();
+        calls.expire(now);
+        calls.try_start(None, 1, false, "failed").unwrap();
+        calls.fail_all();
+
+        assert!(calls.has_room(1));
+        assert_eq!((calls.len(), calls.bytes()), (0, 0));
+    }
+
+    #[test]
+    fn a_loss_fails_all_calls_oldest_first_with_their_phases() {
+        let mut calls = InFlight::new(Window { max_calls: 10, max_bytes: 100 });
+        for name in ["a", "b", "c"] {
+            calls.try_start(None, 1, false, name).unwrap();
+        }
+        calls.set_phase(MessageId::new(2), Phase::Sent);
+
+        let failed = calls.fail_all();
+
+        let expected = [(1, "a", Phase::Queued), (2, "b", Phase::Sent), (3, "c", Phase::Queued)];
+        assert_eq!(failed, expected.map(|(id, name, phase)| (MessageId::new(id), name, phase)));
+    }
+}

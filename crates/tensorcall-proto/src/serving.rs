@@ -70,13 +70,7 @@ enum Request<T> {
 impl<T> Serving<T> {
     /// No requests yet.
     pub fn new() -> Self {
-        Self {
-            peers: HashMap::new(),
-            orphans: HashSet::new(),
-            waiting: 0,
-            running: 0,
-            total: 0,
-        }
+        Self { peers: HashMap::new(), orphans: HashSet::new(), waiting: 0, running: 0, total: 0 }
     }
 
     /// Takes in a request that waits for its turn. `deadline` `None` never passes.
@@ -125,10 +119,7 @@ impl<T> Serving<T> {
 
     /// Whether a running request was cancelled, or its caller is gone.
     pub fn is_cancelled(&self, key: RequestKey) -> bool {
-        let request = self
-            .peers
-            .get(&key.life())
-            .and_then(|requests| requests.get(&key.id));
+        let request = self.peers.get(&key.life()).and_then(|requests| requests.get(&key.id));
         matches!(request, Some(Request::Running { cancelled: true })) || self.orphans.contains(&key)
     }
 
@@ -153,11 +144,7 @@ impl<T> Serving<T> {
         let requests = self.peers.remove(&(peer, incarnation)).unwrap_or_default();
         let mut dropped = Vec::new();
         for (id, request) in requests {
-            let key = RequestKey {
-                peer,
-                incarnation,
-                id,
-            };
+            let key = RequestKey { peer, incarnation, id };
             match request {
                 Request::Waiting { token, .. } => dropped.push((key, token)),
                 Request::Running { .. } => {
@@ -226,5 +213,125 @@ impl<T> Default for Serving<T> {
 impl RequestKey {
     fn life(self) -> (Rank, Incarnation) {
         (self.peer, self.incarnation)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[expect(clippy::disallowed_methods, reason = "any instant will do")]
+    fn now() -> Instant {
+        Instant::now()
+    }
+
+    fn key(incarnation: u64, id: u64) -> RequestKey {
+        let peer = Rank::new(3).unwrap();
+        RequestKey { peer, incarnation: Incarnation::new(incarnation), id: MessageId::new(id) }
+    }
+
+    #[test]
+    fn a_request_waits_runs_and_is_answered() {
+        let mut serving = Serving::new();
+        serving.admit(key(1, 1), None, "f").unwrap();
+        assert_eq!((serving.waiting(), serving.running()), (1, 0));
+
+        assert_eq!(serving.start(key(1, 1), now()), Start::Run("f"));
+        assert_eq!((serving.waiting(), serving.running()), (0, 1));
+
+        assert!(serving.finish(key(1, 1)));
+        assert_eq!((serving.len(), serving.total()), (0, 1));
+    }
+
+    #[test]
+    fn an_id_that_is_in_use_is_refused() {
+        let mut serving = Serving::new();
+        serving.admit(key(1, 1), None, "f").unwrap();
+
+        assert_eq!(serving.admit(key(1, 1), None, "g"), Err(Duplicate(key(1, 1))));
+        assert_eq!(serving.start(key(1, 1), now()), Start::Run("f"));
+        assert_eq!(serving.admit(key(1, 1), None, "g"), Err(Duplicate(key(1, 1))));
+    }
+
+    #[test]
+    fn equal_ids_of_two_lives_are_two_requests() {
+        let mut serving = Serving::new();
+        serving.admit(key(1, 1), None, "old").unwrap();
+        serving.start(key(1, 1), now());
+        serving.peer_lost(key(1, 1).peer, Incarnation::new(1));
+
+        serving.admit(key(2, 1), None, "new").unwrap();
+
+        assert_eq!(serving.start(key(2, 1), now()), Start::Run("new"));
+        assert!(!serving.finish(key(1, 1)), "nobody waits for the old life's answer");
+        assert!(serving.finish(key(2, 1)));
+        assert!(serving.is_empty());
+    }
+
+    #[test]
+    fn an_expired_request_does_not_run() {
+        let now = now();
+        let mut serving = Serving::new();
+        serving.admit(key(1, 1), Some(now), "late").unwrap();
+        serving.admit(key(1, 2), Some(now + Duration::from_millis(1)), "in time").unwrap();
+
+        assert_eq!(serving.start(key(1, 1), now), Start::Expired("late"));
+        assert_eq!(serving.start(key(1, 2), now), Start::Run("in time"));
+        assert_eq!(serving.len(), 1);
+    }
+
+    #[test]
+    fn cancelling_a_waiting_request_removes_it() {
+        let mut serving = Serving::new();
+        serving.admit(key(1, 1), None, "f").unwrap();
+
+        assert_eq!(serving.cancel(key(1, 1)), CancelOutcome::Waiting("f"));
+        assert_eq!(serving.cancel(key(1, 1)), CancelOutcome::Unknown);
+        assert_eq!(serving.start(key(1, 1), now()), Start::Gone);
+        assert!(serving.is_empty());
+    }
+
+    #[test]
+    fn cancelling_a_running_request_marks_it_and_its_answer_is_sent() {
+        let mut serving = Serving::new();
+        serving.admit(key(1, 1), None, "f").unwrap();
+        serving.start(key(1, 1), now());
+        assert!(!serving.is_cancelled(key(1, 1)));
+
+        assert_eq!(serving.cancel(key(1, 1)), CancelOutcome::Running);
+
+        assert!(serving.is_cancelled(key(1, 1)));
+        assert!(serving.finish(key(1, 1)));
+    }
+
+    #[test]
+    fn a_lost_peers_waiting_requests_are_dropped_and_running_ones_have_no_answer() {
+        let mut serving = Serving::new();
+        for id in 1..=3 {
+            serving.admit(key(1, id), None, id).unwrap();
+        }
+        serving.start(key(1, 2), now());
+
+        let dropped = serving.peer_lost(key(1, 1).peer, Incarnation::new(1));
+
+        assert_eq!(dropped, [(key(1, 1), 1), (key(1, 3), 3)]);
+        assert_eq!(serving.start(key(1, 3), now()), Start::Gone);
+        assert_eq!(serving.len(), 1, "a running function still counts");
+        assert!(serving.is_cancelled(key(1, 2)));
+        assert!(!serving.finish(key(1, 2)));
+        assert!(serving.is_empty());
+    }
+
+    #[test]
+    fn an_answer_is_sent_once() {
+        let mut serving = Serving::new();
+        serving.admit(key(1, 1), None, "f").unwrap();
+        assert!(!serving.finish(key(1, 1)), "it does not run yet");
+        serving.start(key(1, 1), now());
+
+        assert!(serving.finish(key(1, 1)));
+        assert!(!serving.finish(key(1, 1)));
     }
 }

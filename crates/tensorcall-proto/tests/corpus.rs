@@ -27,23 +27,14 @@ const TARGETS: [(&str, Body); 5] = [
 ];
 
 fn corpus(target: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../../fuzz/corpus")
-        .join(target)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target)
 }
 
 /// Every file of `target`'s corpus, with its name.
 fn files(target: &str) -> Vec<(String, Vec<u8>)> {
     let entries = fs::read_dir(corpus(target)).expect("the corpus is there");
     let paths = entries.map(|entry| entry.expect("a readable corpus").path());
-    paths
-        .map(|path| {
-            (
-                path.display().to_string(),
-                fs::read(&path).expect("a readable seed"),
-            )
-        })
-        .collect()
+    paths.map(|path| (path.display().to_string(), fs::read(&path).expect("a readable seed"))).collect()
 }
 
 #[test]
@@ -79,12 +70,7 @@ fn every_cut_and_every_changed_byte_of_a_seed_passes_its_target() {
 fn the_seeds_are_those_that_the_encoders_make() {
     for (target, name, data) in seeds() {
         let path = corpus(target).join(name);
-        assert_eq!(
-            fs::read(&path).ok().as_ref(),
-            Some(&data),
-            "{} is out of date",
-            path.display()
-        );
+        assert_eq!(fs::read(&path).ok().as_ref(), Some(&data), "{} is out of date", path.display());
     }
 }
 
@@ -101,19 +87,10 @@ fn write_the_seeds() {
 fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
     let mut seeds = Vec::new();
     let mut add = |target, made: Vec<(&str, Vec<u8>)>| {
-        seeds.extend(
-            made.into_iter()
-                .map(|(name, data)| (target, name.to_owned(), data)),
-        );
+        seeds.extend(made.into_iter().map(|(name, data)| (target, name.to_owned(), data)));
     };
     add("frame", frames());
-    add(
-        "message",
-        descriptors()
-            .into_iter()
-            .map(|(name, descriptor)| (name, descriptor.encode()))
-            .collect(),
-    );
+    add("message", descriptors().into_iter().map(|(name, descriptor)| (name, descriptor.encode())).collect());
     add("message", nasty_descriptors());
     add("value", values());
     add("handshake", handshakes());
@@ -138,23 +115,13 @@ fn frames() -> Vec<(&'static str, Vec<u8>)> {
 
 fn call(function: FunctionRef, encoding: Encoding) -> Message {
     let (id, timeout_us) = (MessageId::new(300), Some(60_000_000));
-    Message::Call(Call {
-        id,
-        function,
-        encoding,
-        timeout_us,
-        nested: true,
-        autograd: None,
-    })
+    Message::Call(Call { id, function, encoding, timeout_us, nested: true, autograd: None })
 }
 
 fn descriptors() -> Vec<(&'static str, Descriptor)> {
     let id = MessageId::new(1);
     let reply = |outcome| Message::Reply(Reply { id, outcome });
-    let failed = Outcome::Failed {
-        kind: FailureKind::Usage,
-        text: "no such function".into(),
-    };
+    let failed = Outcome::Failed { kind: FailureKind::Usage, text: "no such function".into() };
     let shared = TensorDesc {
         strides: Some(vec![4]),
         offset: 4,
@@ -171,54 +138,18 @@ fn descriptors() -> Vec<(&'static str, Descriptor)> {
         ],
     };
     vec![
-        (
-            "call",
-            Descriptor::with_payload(call(FunctionRef::Slot(3), Encoding::Value), 7),
-        ),
+        ("call", Descriptor::with_payload(call(FunctionRef::Slot(3), Encoding::Value), 7)),
         ("tensors", tensors),
         (
             "define",
-            Descriptor::plain(call(
-                FunctionRef::Define {
-                    slot: 3,
-                    name: "f".into(),
-                },
-                Encoding::Bytes,
-            )),
+            Descriptor::plain(call(FunctionRef::Define { slot: 3, name: "f".into() }, Encoding::Bytes)),
         ),
-        (
-            "returned",
-            Descriptor::with_payload(
-                reply(Outcome::Returned {
-                    encoding: Encoding::Value,
-                }),
-                7,
-            ),
-        ),
-        (
-            "raised",
-            Descriptor::with_payload(
-                reply(Outcome::Raised {
-                    encoding: Encoding::Pickle,
-                }),
-                7,
-            ),
-        ),
+        ("returned", Descriptor::with_payload(reply(Outcome::Returned { encoding: Encoding::Value }), 7)),
+        ("raised", Descriptor::with_payload(reply(Outcome::Raised { encoding: Encoding::Pickle }), 7)),
         ("failed", Descriptor::plain(reply(failed))),
         ("cancel", Descriptor::plain(Message::Cancel { id })),
-        (
-            "progress",
-            Descriptor::plain(Message::Progress {
-                id,
-                phase: Phase::Running,
-            }),
-        ),
-        (
-            "goodbye",
-            Descriptor::plain(Message::Goodbye {
-                reason: GoodbyeReason::Graceful,
-            }),
-        ),
+        ("progress", Descriptor::plain(Message::Progress { id, phase: Phase::Running })),
+        ("goodbye", Descriptor::plain(Message::Goodbye { reason: GoodbyeReason::Graceful })),
     ]
 }
 
@@ -237,10 +168,7 @@ fn nasty_descriptors() -> Vec<(&'static str, Vec<u8>)> {
         ("huge-shape", [&bare_call[..], &tensor, &HUGE].concat()),
         ("huge-text", [&[1, 1, 2, 0], &HUGE[..]].concat()),
         ("huge-gone", [&wave[..], &HUGE].concat()),
-        (
-            "two-huge-buffers",
-            [&bare_call[..], &[2], &HUGE, &[0], &HUGE, &[0, 0]].concat(),
-        ),
+        ("two-huge-buffers", [&bare_call[..], &[2], &HUGE, &[0], &HUGE, &[0, 0]].concat()),
         ("goodbye-with-body", [&goodbye[..], &[1, 0, 0]].concat()),
         ("trailing", [&goodbye[..], &[0, 0, 0, 0]].concat()),
     ]
@@ -248,26 +176,14 @@ fn nasty_descriptors() -> Vec<(&'static str, Vec<u8>)> {
 
 fn values() -> Vec<(&'static str, Vec<u8>)> {
     let tree = Value::Tuple(vec![
-        Value::Tuple(vec![
-            Value::Int(i64::MIN),
-            Value::Float(f64::NAN),
-            Value::Nil,
-            Value::Tensor(0),
-        ]),
+        Value::Tuple(vec![Value::Int(i64::MIN), Value::Float(f64::NAN), Value::Nil, Value::Tensor(0)]),
         Value::Map(vec![
             (Value::Str("schlüssel".into()), Value::Bool(true)),
-            (
-                Value::Int(2),
-                Value::List(vec![Value::Bytes(vec![0; 9]), Value::Pickle(vec![0x80, 5])]),
-            ),
+            (Value::Int(2), Value::List(vec![Value::Bytes(vec![0; 9]), Value::Pickle(vec![0x80, 5])])),
         ]),
     ]);
     let deep = (0..64).fold(Value::Nil, |inner, _| Value::List(vec![inner]));
-    let encode = |value: &Value| {
-        value
-            .encode(&Limits::default())
-            .expect("a value within the limits")
-    };
+    let encode = |value: &Value| value.encode(&Limits::default()).expect("a value within the limits");
     vec![
         ("tree", encode(&tree)),
         ("deep", encode(&deep)),
@@ -275,10 +191,7 @@ fn values() -> Vec<(&'static str, Vec<u8>)> {
         ("huge-list", [&[7], &HUGE[..]].concat()),
         ("huge-map", [&[9], &HUGE[..]].concat()),
         ("huge-text", [&[5], &HUGE[..]].concat()),
-        (
-            "lists-that-promise-the-rest",
-            [[7, 100].repeat(50), vec![0; 101]].concat(),
-        ),
+        ("lists-that-promise-the-rest", [[7, 100].repeat(50), vec![0; 101]].concat()),
         ("long-number", vec![3, 0x80, 0x80, 0]),
         ("not-utf8", vec![5, 2, 0xc3, 0x28]),
         ("reserved", vec![7, 2, 11, 12]),
@@ -327,11 +240,7 @@ fn written(outbox: &mut Outbox<Bytes>) -> Vec<u8> {
         for piece in outbox.pieces() {
             match piece {
                 Piece::Bytes(bytes) => all.extend_from_slice(bytes),
-                Piece::Part {
-                    segment: Bytes(bytes),
-                    offset,
-                    len,
-                } => {
+                Piece::Part { segment: Bytes(bytes), offset, len } => {
                     let start = usize::try_from(offset).expect("a small offset");
                     all.extend_from_slice(&bytes[start..][..usize::try_from(len).expect("a small length")]);
                 }
@@ -367,11 +276,7 @@ fn connections() -> Vec<(&'static str, Vec<u8>)> {
     let mut conversation = vec![11];
     let mut outbox = Outbox::new();
     for (_, descriptor) in descriptors() {
-        let payload: &[u8] = if descriptor.payload_len > 0 {
-            b"payload"
-        } else {
-            b""
-        };
+        let payload: &[u8] = if descriptor.payload_len > 0 { b"payload" } else { b"" };
         let body = descriptor
             .buffers
             .iter()
@@ -390,9 +295,6 @@ fn connections() -> Vec<(&'static str, Vec<u8>)> {
         ("two-frames", [&[3], &cut[..]].concat()),
         ("stream-twice", [&[200], &again[..]].concat()),
         ("data-first", [&[1], &cut[cut.len() - 26..]].concat()),
-        (
-            "pings",
-            [&[7], &ping[..], &FrameHeader::pong(2).encode()].concat(),
-        ),
+        ("pings", [&[7], &ping[..], &FrameHeader::pong(2).encode()].concat()),
     ]
 }

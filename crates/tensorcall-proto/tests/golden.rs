@@ -3,11 +3,7 @@
 //! Each sample is here as Rust and as hex, and in `docs/wire-format.md` as commented hex: all three
 //! must agree. Whoever changes the bytes of an existing sample makes a new version of the format.
 
-#![expect(
-    clippy::expect_used,
-    clippy::unwrap_used,
-    reason = "a test stops where something is wrong"
-)]
+#![expect(clippy::expect_used, clippy::unwrap_used, reason = "a test stops where something is wrong")]
 
 use tensorcall_proto::ids::{MessageId, Rank};
 use tensorcall_proto::termination::{Counts, TerminationMessage};
@@ -21,23 +17,15 @@ const DOCUMENT: &str = include_str!("../../../docs/wire-format.md");
 /// The hex of the document's block `name`, without its comments.
 fn documented(name: &str) -> String {
     let fence = format!("```hex {name}\n");
-    let start = DOCUMENT
-        .find(&fence)
-        .unwrap_or_else(|| panic!("no block {name} in the document"));
+    let start = DOCUMENT.find(&fence).unwrap_or_else(|| panic!("no block {name} in the document"));
     let block = &DOCUMENT[start + fence.len()..];
     let block = &block[..block.find("```").expect("the block has an end")];
-    let bytes = block
-        .lines()
-        .flat_map(|line| line.split(';').next().unwrap_or_default().split_whitespace());
+    let bytes = block.lines().flat_map(|line| line.split(';').next().unwrap_or_default().split_whitespace());
     bytes.collect::<Vec<_>>().join(" ")
 }
 
 fn hex(bytes: &[u8]) -> String {
-    bytes
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect::<Vec<_>>()
-        .join(" ")
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(" ")
 }
 
 /// Checks that `bytes` are `expected`, here and in the document.
@@ -51,11 +39,7 @@ fn check(name: &str, bytes: &[u8], expected: &str) {
 fn check_descriptor(name: &str, descriptor: &Descriptor, expected: &str) {
     let bytes = descriptor.encode();
     check(name, &bytes, expected);
-    assert_eq!(
-        Descriptor::decode(&bytes, &Limits::default()).as_ref(),
-        Ok(descriptor),
-        "{name}"
-    );
+    assert_eq!(Descriptor::decode(&bytes, &Limits::default()).as_ref(), Ok(descriptor), "{name}");
 }
 
 fn check_message(name: &str, message: Message, expected: &str) {
@@ -71,10 +55,7 @@ fn small_call() -> (FrameHeader, Descriptor, Vec<u8>) {
     let payload = arguments.encode(&Limits::default()).unwrap();
     let message = Message::Call(Call {
         id: MessageId::new(1),
-        function: FunctionRef::Define {
-            slot: 0,
-            name: "f".into(),
-        },
+        function: FunctionRef::Define { slot: 0, name: "f".into() },
         encoding: Encoding::Value,
         timeout_us: Some(60_000_000),
         nested: false,
@@ -155,10 +136,7 @@ fn call_with_two_tensors_in_one_buffer() {
         payload_len: 150,
         buffers: vec![BufferDesc::body(64)],
         tensors: vec![
-            TensorDesc {
-                requires_grad: true,
-                ..TensorDesc::contiguous(DType::Float32, vec![4, 4], 0)
-            },
+            TensorDesc { requires_grad: true, ..TensorDesc::contiguous(DType::Float32, vec![4, 4], 0) },
             TensorDesc {
                 strides: Some(vec![4]),
                 offset: 4,
@@ -178,33 +156,13 @@ fn call_with_two_tensors_in_one_buffer() {
 
 #[test]
 fn replies_of_each_outcome() {
-    let reply = |outcome| {
-        Message::Reply(Reply {
-            id: MessageId::new(1),
-            outcome,
-        })
-    };
+    let reply = |outcome| Message::Reply(Reply { id: MessageId::new(1), outcome });
 
-    let returned = reply(Outcome::Returned {
-        encoding: Encoding::Value,
-    });
-    check_descriptor(
-        "returned",
-        &Descriptor::with_payload(returned, 2),
-        "01 01 00 00 02 00 00",
-    );
-    let raised = reply(Outcome::Raised {
-        encoding: Encoding::Pickle,
-    });
-    check_descriptor(
-        "raised",
-        &Descriptor::with_payload(raised, 99),
-        "01 01 01 01 63 00 00",
-    );
-    let failed = reply(Outcome::Failed {
-        kind: FailureKind::Expired,
-        text: "late".into(),
-    });
+    let returned = reply(Outcome::Returned { encoding: Encoding::Value });
+    check_descriptor("returned", &Descriptor::with_payload(returned, 2), "01 01 00 00 02 00 00");
+    let raised = reply(Outcome::Raised { encoding: Encoding::Pickle });
+    check_descriptor("raised", &Descriptor::with_payload(raised, 99), "01 01 01 01 63 00 00");
+    let failed = reply(Outcome::Failed { kind: FailureKind::Expired, text: "late".into() });
     check_message("failed", failed, "01 01 02 03 04 6c 61 74 65 00 00 00");
 }
 
@@ -213,57 +171,22 @@ fn messages_without_a_body() {
     let id = MessageId::new(1);
 
     check_message("cancel", Message::Cancel { id }, "02 01 00 00 00");
-    check_message(
-        "progress",
-        Message::Progress {
-            id,
-            phase: Phase::Running,
-        },
-        "03 01 03 00 00 00",
-    );
-    check_message(
-        "goodbye",
-        Message::Goodbye {
-            reason: GoodbyeReason::Graceful,
-        },
-        "05 00 00 00 00",
-    );
+    check_message("progress", Message::Progress { id, phase: Phase::Running }, "03 01 03 00 00 00");
+    check_message("goodbye", Message::Goodbye { reason: GoodbyeReason::Graceful }, "05 00 00 00 00");
 }
 
 #[test]
 fn termination_messages() {
-    let counts = Counts {
-        outstanding: 0,
-        processing: 1,
-        activity: 20,
-    };
+    let counts = Counts { outstanding: 0, processing: 1, activity: 20 };
     let gone = [Rank::new(3).unwrap()].into();
     let (round, epoch, wave) = (1, 0, 2);
 
-    let arrive = TerminationMessage::Arrive {
-        round,
-        epoch,
-        quiet: 0,
-    };
+    let arrive = TerminationMessage::Arrive { round, epoch, quiet: 0 };
     check_message("arrive", Message::Termination(arrive), "04 00 01 00 00 00 00 00");
-    let ask = TerminationMessage::Wave {
-        round,
-        epoch,
-        wave,
-        gone,
-    };
+    let ask = TerminationMessage::Wave { round, epoch, wave, gone };
     check_message("wave", Message::Termination(ask), "04 01 01 00 02 01 03 00 00 00");
-    let report = TerminationMessage::Report {
-        round,
-        epoch,
-        wave,
-        counts,
-    };
-    check_message(
-        "report",
-        Message::Termination(report),
-        "04 02 01 00 02 00 01 14 00 00 00",
-    );
+    let report = TerminationMessage::Report { round, epoch, wave, counts };
+    check_message("report", Message::Termination(report), "04 02 01 00 02 00 01 14 00 00 00");
     let quiet = TerminationMessage::Quiet { round, epoch };
     check_message("quiet", Message::Termination(quiet), "04 03 01 00 00 00 00");
 }
@@ -311,9 +234,6 @@ fn every_sample_of_the_document_is_checked_here() {
 
     for block in DOCUMENT.split("```hex ").skip(1) {
         let name = block.lines().next().expect("a name");
-        assert!(
-            source.contains(&format!("\"{name}\",")),
-            "no test checks the block {name}"
-        );
+        assert!(source.contains(&format!("\"{name}\",")), "no test checks the block {name}");
     }
 }

@@ -24,14 +24,7 @@ fn allocated<T>(work: impl FnOnce() -> T) -> (T, usize) {
 
 fn call(function: FunctionRef) -> Message {
     let (id, encoding) = (MessageId::new(1), Encoding::Pickle);
-    Message::Call(Call {
-        id,
-        function,
-        encoding,
-        timeout_us: None,
-        nested: false,
-        autograd: None,
-    })
+    Message::Call(Call { id, function, encoding, timeout_us: None, nested: false, autograd: None })
 }
 
 /// A descriptor with one tensor and one buffer.
@@ -71,11 +64,7 @@ fn hostile_counts_allocate_little_and_are_refused() {
     }
 
     // Lists in lists, each of which announces everything that is left: in sum they may not.
-    let bytes: Vec<u8> = [[7, 0xff, 0x3f], [7, 0xff, 0x3f]]
-        .concat()
-        .into_iter()
-        .chain([0; 8191])
-        .collect();
+    let bytes: Vec<u8> = [[7, 0xff, 0x3f], [7, 0xff, 0x3f]].concat().into_iter().chain([0; 8191]).collect();
     let (result, allocated) = allocated(|| Value::decode(&bytes, &limits));
     assert_eq!(result, Err(WireError::ValueTruncated));
     assert!(allocated < 64 << 10, "{allocated} bytes");

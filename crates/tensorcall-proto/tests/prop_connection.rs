@@ -42,9 +42,7 @@ struct Parcel {
 
 /// `len` bytes that tell their places apart.
 fn pattern(len: usize, seed: u8) -> Vec<u8> {
-    (0..len)
-        .map(|at| (at % 251).to_le_bytes()[0].wrapping_add(seed))
-        .collect()
+    (0..len).map(|at| (at % 251).to_le_bytes()[0].wrapping_add(seed)).collect()
 }
 
 fn any_parcel() -> impl Strategy<Value = Parcel> {
@@ -53,20 +51,11 @@ fn any_parcel() -> impl Strategy<Value = Parcel> {
         // Two chunks and some.
         1 => Just((5 << 19) + 3),
     ];
-    (
-        any::<bool>(),
-        any::<u64>(),
-        0..300usize,
-        vec(len, 0..3),
-        any::<u8>(),
-    )
-        .prop_map(|(call, id, payload, buffers, seed)| {
+    (any::<bool>(), any::<u64>(), 0..300usize, vec(len, 0..3), any::<u8>()).prop_map(
+        |(call, id, payload, buffers, seed)| {
             let id = MessageId::new(id);
             if !call {
-                let message = Message::Progress {
-                    id,
-                    phase: Phase::Waiting,
-                };
+                let message = Message::Progress { id, phase: Phase::Waiting };
                 return Parcel {
                     descriptor: Descriptor::plain(message),
                     payload: Vec::new(),
@@ -83,17 +72,12 @@ fn any_parcel() -> impl Strategy<Value = Parcel> {
                 autograd: None,
             });
             let descs = buffers.iter().map(|&len| BufferDesc::body(len as u64)).collect();
-            let descriptor = Descriptor {
-                buffers: descs,
-                ..Descriptor::with_payload(message, payload as u64)
-            };
+            let descriptor =
+                Descriptor { buffers: descs, ..Descriptor::with_payload(message, payload as u64) };
             let buffers = buffers.iter().map(|&len| pattern(len, seed)).collect();
-            Parcel {
-                descriptor,
-                payload: pattern(payload, !seed),
-                buffers,
-            }
-        })
+            Parcel { descriptor, payload: pattern(payload, !seed), buffers }
+        },
+    )
 }
 
 /// Writes at most `most` bytes of what waits.
@@ -102,11 +86,9 @@ fn write(outbox: &mut Outbox<Bytes>, most: usize, stream: &mut Vec<u8>) {
     for piece in outbox.pieces() {
         let bytes = match piece {
             Piece::Bytes(bytes) => bytes,
-            Piece::Part {
-                segment: Bytes(bytes),
-                offset,
-                len,
-            } => &bytes[usize::try_from(offset).unwrap()..][..usize::try_from(len).unwrap()],
+            Piece::Part { segment: Bytes(bytes), offset, len } => {
+                &bytes[usize::try_from(offset).unwrap()..][..usize::try_from(len).unwrap()]
+            }
         };
         let room = most - (stream.len() - before);
         stream.extend_from_slice(&bytes[..bytes.len().min(room)]);
@@ -155,10 +137,7 @@ fn received(stream: &[u8], cuts: &[usize]) -> Vec<Parcel> {
 }
 
 fn of_priority(parcels: &[Parcel], priority: Priority) -> Vec<&Parcel> {
-    parcels
-        .iter()
-        .filter(|parcel| parcel.descriptor.priority() == priority)
-        .collect()
+    parcels.iter().filter(|parcel| parcel.descriptor.priority() == priority).collect()
 }
 
 proptest! {

@@ -18,52 +18,19 @@ use tensorcall_proto::wire::{
 
 /// Accepts everything that the strategies below make.
 fn limits() -> Limits {
-    Limits {
-        blocks: true,
-        ..Limits::default()
-    }
+    Limits { blocks: true, ..Limits::default() }
 }
 
 fn any_header() -> impl Strategy<Value = FrameHeader> {
-    let kind = select(vec![
-        FrameKind::Message,
-        FrameKind::Data,
-        FrameKind::Ping,
-        FrameKind::Pong,
-    ]);
+    let kind = select(vec![FrameKind::Message, FrameKind::Data, FrameKind::Ping, FrameKind::Pong]);
     let lengths = (1..=limits().max_control, 1..=limits().max_message);
-    (
-        kind,
-        any::<bool>(),
-        select(Priority::ALL.to_vec()),
-        any::<u32>(),
-        lengths,
+    (kind, any::<bool>(), select(Priority::ALL.to_vec()), any::<u32>(), lengths).prop_map(
+        |(kind, end, priority, stream, (control_len, body_len))| match kind {
+            FrameKind::Message => FrameHeader { kind, end, priority, stream, control_len, body_len },
+            FrameKind::Data => FrameHeader { kind, end, priority, stream, control_len: 0, body_len },
+            _ => FrameHeader { kind, priority, ..FrameHeader::ping(stream) },
+        },
     )
-        .prop_map(
-            |(kind, end, priority, stream, (control_len, body_len))| match kind {
-                FrameKind::Message => FrameHeader {
-                    kind,
-                    end,
-                    priority,
-                    stream,
-                    control_len,
-                    body_len,
-                },
-                FrameKind::Data => FrameHeader {
-                    kind,
-                    end,
-                    priority,
-                    stream,
-                    control_len: 0,
-                    body_len,
-                },
-                _ => FrameHeader {
-                    kind,
-                    priority,
-                    ..FrameHeader::ping(stream)
-                },
-            },
-        )
 }
 
 fn any_id() -> impl Strategy<Value = MessageId> {
@@ -86,23 +53,9 @@ fn any_encoding() -> impl Strategy<Value = Encoding> {
 
 fn any_call() -> impl Strategy<Value = Message> {
     let autograd = any::<(u64, u64)>().prop_map(|(context, message)| AutogradRef { context, message });
-    (
-        any_id(),
-        any_function(),
-        any_encoding(),
-        any::<Option<u64>>(),
-        any::<bool>(),
-        option::of(autograd),
-    )
+    (any_id(), any_function(), any_encoding(), any::<Option<u64>>(), any::<bool>(), option::of(autograd))
         .prop_map(|(id, function, encoding, timeout_us, nested, autograd)| {
-            Message::Call(Call {
-                id,
-                function,
-                encoding,
-                timeout_us,
-                nested,
-                autograd,
-            })
+            Message::Call(Call { id, function, encoding, timeout_us, nested, autograd })
         })
 }
 
@@ -153,13 +106,7 @@ fn any_termination() -> impl Strategy<Value = TerminationMessage> {
 }
 
 fn any_message() -> impl Strategy<Value = Message> {
-    let phase = select(vec![
-        Phase::Queued,
-        Phase::Sent,
-        Phase::Waiting,
-        Phase::Running,
-        Phase::Replying,
-    ]);
+    let phase = select(vec![Phase::Queued, Phase::Sent, Phase::Waiting, Phase::Running, Phase::Replying]);
     let reason = select(vec![GoodbyeReason::Graceful, GoodbyeReason::Forced]);
     prop_oneof![
         3 => any_call(),
@@ -173,24 +120,15 @@ fn any_message() -> impl Strategy<Value = Message> {
 
 /// A tensor that lies in a buffer of its own, and that buffer.
 fn any_tensor() -> impl Strategy<Value = (TensorDesc, BufferDesc)> {
-    let kind = prop_oneof![
-        Just(DeviceKind::Cpu),
-        Just(DeviceKind::Cuda),
-        any::<u8>().prop_map(DeviceKind::Other)
-    ];
+    let kind =
+        prop_oneof![Just(DeviceKind::Cpu), Just(DeviceKind::Cuda), any::<u8>().prop_map(DeviceKind::Other)];
     let device = (kind, any::<u16>()).prop_map(|(kind, index)| Device { kind, index });
     let dims = vec((0..20u64, option::of(0..50u64)), 0..5);
     let place = prop_oneof![
         Just(Place::Body),
         (any::<u64>(), 0..1u64 << 40).prop_map(|(segment, offset)| Place::Block { segment, offset })
     ];
-    let parts = (
-        select(DType::ALL.to_vec()),
-        dims,
-        0..10u64,
-        device,
-        any::<[bool; 3]>(),
-    );
+    let parts = (select(DType::ALL.to_vec()), dims, 0..10u64, device, any::<[bool; 3]>());
     (parts, place, 0..100u64).prop_map(|((dtype, dims, skip, device, flags), place, spare)| {
         let strides = dims.iter().map(|&(_, stride)| stride).collect();
         let [requires_grad, conj, neg] = flags;
@@ -229,9 +167,7 @@ fn any_value() -> impl Strategy<Value = Value> {
         any::<i64>().prop_map(Value::Int),
         (-100..100i64).prop_map(Value::Int),
         // Any bits but those of a NaN, which is not equal to itself.
-        any::<f64>()
-            .prop_filter("a number", |value| !value.is_nan())
-            .prop_map(Value::Float),
+        any::<f64>().prop_filter("a number", |value| !value.is_nan()).prop_map(Value::Float),
         ".{0,20}".prop_map(Value::Str),
         vec(any::<u8>(), 0..200).prop_map(Value::Bytes),
         any::<u32>().prop_map(Value::Tensor),

@@ -89,10 +89,7 @@ impl Envelope {
         if self.inbox.len() < len {
             return Ok(None);
         }
-        Ok(Some(Received {
-            kind,
-            bytes: std::mem::take(&mut self.inbox),
-        }))
+        Ok(Some(Received { kind, bytes: std::mem::take(&mut self.inbox) }))
     }
 
     /// How much of the next message has come.
@@ -153,11 +150,7 @@ impl Envelope {
         self.transcript.update(said);
         let is_proved = bool::from(self.prove(proof).ct_eq(mac));
         self.transcript.update(mac);
-        Ok(Opened {
-            kind: message.kind,
-            body: body.to_vec(),
-            is_proved,
-        })
+        Ok(Opened { kind: message.kind, body: body.to_vec(), is_proved })
     }
 
     fn prove(&self, proof: Proof) -> [u8; PROOF_LEN] {
@@ -205,15 +198,9 @@ impl Proof {
 
 impl Kind {
     fn from_wire(kind: u8) -> Option<Self> {
-        [
-            Self::Hello,
-            Self::Challenge,
-            Self::Auth,
-            Self::Welcome,
-            Self::Reject,
-        ]
-        .into_iter()
-        .find(|&known| known as u8 == kind)
+        [Self::Hello, Self::Challenge, Self::Auth, Self::Welcome, Self::Reject]
+            .into_iter()
+            .find(|&known| known as u8 == kind)
     }
 }
 
@@ -248,10 +235,7 @@ fn check_header(
     if let Some(&kind) = inbox.get(5) {
         let found = Kind::from_wire(kind).ok_or(HandshakeError::UnknownKind(kind))?;
         if !expected.contains(&found) {
-            return Err(HandshakeError::OutOfTurn {
-                expected: expected[0],
-                found,
-            });
+            return Err(HandshakeError::OutOfTurn { expected: expected[0], found });
         }
     }
     let &[.., kind, low, high] = inbox.get(..HEADER_LEN).unwrap_or_default() else {
@@ -259,10 +243,7 @@ fn check_header(
     };
     let len = HEADER_LEN + usize::from(u16::from_le_bytes([low, high]));
     if len > MAX_MESSAGE {
-        return Err(HandshakeError::TooLarge {
-            len,
-            limit: MAX_MESSAGE,
-        });
+        return Err(HandshakeError::TooLarge { len, limit: MAX_MESSAGE });
     }
     Ok(Kind::from_wire(kind).map(|kind| (kind, len)))
 }
@@ -271,13 +252,9 @@ fn check_header(
 fn encode(kind: Kind, body: &impl Serialize, proof_len: usize) -> Result<Vec<u8>, HandshakeError> {
     let body = postcard::to_allocvec(body).map_err(|_| HandshakeError::Malformed(kind))?;
     let len = body.len() + proof_len;
-    let announced = u16::try_from(len)
-        .ok()
-        .filter(|_| HEADER_LEN + len <= MAX_MESSAGE);
-    let announced = announced.ok_or(HandshakeError::TooLarge {
-        len: HEADER_LEN + len,
-        limit: MAX_MESSAGE,
-    })?;
+    let announced = u16::try_from(len).ok().filter(|_| HEADER_LEN + len <= MAX_MESSAGE);
+    let announced =
+        announced.ok_or(HandshakeError::TooLarge { len: HEADER_LEN + len, limit: MAX_MESSAGE })?;
     let mut message = Vec::with_capacity(HEADER_LEN + len);
     message.extend_from_slice(&MAGIC);
     message.extend_from_slice(&[VERSION, kind as u8]);
@@ -294,9 +271,12 @@ fn decode<T: DeserializeOwned>(kind: Kind, body: &[u8]) -> Result<T, HandshakeEr
     }
 }
 
+#[expect(
+    clippy::expect_used,
+    reason = "HMAC takes keys of any length: a long one is hashed, a short one padded"
+)]
 fn keyed(secret: &[u8]) -> Hmac<Sha256> {
-    // A key of any length is taken: a long one is hashed first, a short one is padded.
-    Hmac::new_from_slice(secret).unwrap_or_else(|_| Hmac::new(&hmac::digest::Key::<Hmac<Sha256>>::default()))
+    Hmac::new_from_slice(secret).expect("a key of any length")
 }
 
 /// Magic, version, kind, length of what follows (little-endian).

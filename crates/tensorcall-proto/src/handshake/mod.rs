@@ -165,10 +165,9 @@ impl Initiator {
     /// What it means that the connection closed now, before [`Initiator::done`].
     pub fn closed(&self) -> HandshakeError {
         match self.common.closed(self.awaited) {
-            HandshakeError::Truncated {
-                expected: Kind::Welcome,
-                received: 0,
-            } => HandshakeError::ProofRefused,
+            HandshakeError::Truncated { expected: Kind::Welcome, received: 0 } => {
+                HandshakeError::ProofRefused
+            }
             error => error,
         }
     }
@@ -201,9 +200,7 @@ impl Initiator {
             role: self.common.role as u8,
         };
         self.awaited = Kind::Welcome;
-        self.common
-            .envelope
-            .send_proved(Kind::Auth, &auth, Proof::Initiator)
+        self.common.envelope.send_proved(Kind::Auth, &auth, Proof::Initiator)
     }
 
     fn handle_welcome(&mut self, message: &Received) -> Result<(), HandshakeError> {
@@ -227,10 +224,7 @@ impl Initiator {
             return HandshakeError::ForgedRefusal;
         }
         match opened.body() {
-            Ok(Reject { code, text }) => HandshakeError::Rejected {
-                code: RejectCode::from_wire(code),
-                text,
-            },
+            Ok(Reject { code, text }) => HandshakeError::Rejected { code: RejectCode::from_wire(code), text },
             Err(error) => error,
         }
     }
@@ -275,11 +269,7 @@ impl Responder {
     }
 
     fn awaited(&self) -> Kind {
-        if self.hello.is_none() {
-            Kind::Hello
-        } else {
-            Kind::Auth
-        }
+        if self.hello.is_none() { Kind::Hello } else { Kind::Auth }
     }
 
     fn step(&mut self, bytes: &mut &[u8]) -> Result<(), HandshakeError> {
@@ -304,9 +294,7 @@ impl Responder {
         }
         // A wrong job is told only to somebody who knows the secret.
         self.hello = Some(hello);
-        self.common
-            .envelope
-            .send(Kind::Challenge, &Challenge { nonce: self.nonce })
+        self.common.envelope.send(Kind::Challenge, &Challenge { nonce: self.nonce })
     }
 
     fn handle_auth(&mut self, message: &Received) -> Result<(), HandshakeError> {
@@ -337,23 +325,15 @@ impl Responder {
         if auth.me == self.common.me {
             return Err(HandshakeError::Reflected);
         }
-        let expect = Expect {
-            rank: auth.rank,
-            incarnation: auth.incarnation,
-        };
+        let expect = Expect { rank: auth.rank, incarnation: auth.incarnation };
         check_identity(expect, &self.common.me)?;
         Role::from_wire(auth.role).ok_or(HandshakeError::UnknownRole(auth.role))
     }
 
     fn welcome(&mut self, peer: Identity, role: Role) -> Result<(), HandshakeError> {
         let answers = self.hello.as_ref().map(|hello| hello.nonce).unwrap_or_default();
-        let welcome = Welcome {
-            answers,
-            me: self.common.me.clone(),
-        };
-        self.common
-            .envelope
-            .send_proved(Kind::Welcome, &welcome, Proof::Responder)?;
+        let welcome = Welcome { answers, me: self.common.me.clone() };
+        self.common.envelope.send_proved(Kind::Welcome, &welcome, Proof::Responder)?;
         self.common.role = role;
         self.common.outcome = Outcome::Done(Some(peer));
         Ok(())
@@ -361,25 +341,16 @@ impl Responder {
 
     /// Tells a peer that proved the secret why it is refused.
     fn reject(&mut self, error: HandshakeError) -> HandshakeError {
-        let reject = Reject {
-            code: reject_code(&error).to_wire(),
-            text: error.to_string(),
-        };
+        let reject = Reject { code: reject_code(&error).to_wire(), text: error.to_string() };
         // Our own texts are short; should one not fit, the peer sees the connection close.
-        let _ = self
-            .common
-            .envelope
-            .send_proved(Kind::Reject, &reject, Proof::Refusal);
+        let _ = self.common.envelope.send_proved(Kind::Reject, &reject, Proof::Refusal);
         error
     }
 
     /// Tells a peer of another version so: it has no other way to know.
     fn tell_version(&mut self, error: HandshakeError) -> HandshakeError {
         if matches!(error, HandshakeError::Version { .. }) {
-            let reject = Reject {
-                code: RejectCode::Version.to_wire(),
-                text: error.to_string(),
-            };
+            let reject = Reject { code: RejectCode::Version.to_wire(), text: error.to_string() };
             let _ = self.common.envelope.send_bare(Kind::Reject, &reject);
         }
         error
@@ -392,13 +363,7 @@ impl Common {
             len if len > MAX_JOB_LEN => Outcome::Failed(HandshakeError::JobTooLong { len }),
             _ => Outcome::Open,
         };
-        Self {
-            envelope: Envelope::new(secret),
-            me,
-            job: job.to_owned(),
-            role: Role::Calls,
-            outcome,
-        }
+        Self { envelope: Envelope::new(secret), me, job: job.to_owned(), role: Role::Calls, outcome }
     }
 
     fn is_open(&self) -> Result<bool, HandshakeError> {
@@ -414,20 +379,13 @@ impl Common {
             return None;
         };
         let leftover = std::mem::take(&mut self.envelope.leftover);
-        Some(Established {
-            peer: peer.take()?,
-            role: self.role,
-            leftover,
-        })
+        Some(Established { peer: peer.take()?, role: self.role, leftover })
     }
 
     fn closed(&self, expected: Kind) -> HandshakeError {
         match &self.outcome {
             Outcome::Failed(error) => error.clone(),
-            _ => HandshakeError::Truncated {
-                expected,
-                received: self.envelope.received(),
-            },
+            _ => HandshakeError::Truncated { expected, received: self.envelope.received() },
         }
     }
 }
@@ -459,9 +417,7 @@ impl fmt::Debug for Responder {
 
 /// A proof that does not hold is a replay if it answers another nonce than ours.
 fn check_proof(opened: &Opened, nonce: &Nonce) -> Result<(), HandshakeError> {
-    let is_ours = opened
-        .answers()
-        .is_some_and(|answers| bool::from(answers.ct_eq(nonce)));
+    let is_ours = opened.answers().is_some_and(|answers| bool::from(answers.ct_eq(nonce)));
     match (is_ours, opened.is_proved) {
         (true, true) => Ok(()),
         (true, false) => Err(HandshakeError::WrongSecret),
@@ -471,19 +427,12 @@ fn check_proof(opened: &Opened, nonce: &Nonce) -> Result<(), HandshakeError> {
 
 fn check_identity(expect: Expect, found: &Identity) -> Result<(), HandshakeError> {
     if found.rank != expect.rank {
-        return Err(HandshakeError::WrongRank {
-            expected: expect.rank,
-            found: found.rank,
-        });
+        return Err(HandshakeError::WrongRank { expected: expect.rank, found: found.rank });
     }
     match expect.incarnation {
         Some(expected) if expected != found.incarnation => {
             let (rank, found) = (found.rank, found.incarnation);
-            Err(HandshakeError::WrongIncarnation {
-                rank,
-                expected,
-                found,
-            })
+            Err(HandshakeError::WrongIncarnation { rank, expected, found })
         }
         _ => Ok(()),
     }
@@ -502,3 +451,6 @@ fn reject_code(error: &HandshakeError) -> RejectCode {
 
 /// The most bytes that a job id has. Workers of different jobs refuse each other.
 pub const MAX_JOB_LEN: usize = 256;
+
+#[cfg(test)]
+mod tests;

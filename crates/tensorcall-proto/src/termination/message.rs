@@ -49,7 +49,8 @@ pub enum TerminationMessage {
     },
 }
 
-/// What a worker has under way, all taken at one moment.
+/// What a worker has under way, taken at one moment or in an order that hides nothing: outstanding, then
+/// processing, then activity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub struct Counts {
     /// Requests sent and not answered, those that nobody waits for any more included

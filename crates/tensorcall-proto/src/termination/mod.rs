@@ -169,7 +169,10 @@ impl Termination {
             me,
             coordinator: 0,
             live: ranks.len(),
-            members: ranks.into_iter().map(|rank| Member { rank, standing: Standing::Live, arrived: 0, quiet: 0 }).collect(),
+            members: ranks
+                .into_iter()
+                .map(|rank| Member { rank, standing: Standing::Live, arrived: 0, quiet: 0 })
+                .collect(),
             gone: Vec::new(),
             round: 0,
             quiet: 0,

@@ -34,19 +34,11 @@ impl Descriptor {
 
     /// A message whose body is a payload alone.
     pub const fn with_payload(message: Message, payload_len: u64) -> Self {
-        Self {
-            message,
-            payload_len,
-            buffers: Vec::new(),
-            tensors: Vec::new(),
-        }
+        Self { message, payload_len, buffers: Vec::new(), tensors: Vec::new() }
     }
 
     /// Appends the encoded descriptor to `out`.
-    #[expect(
-        clippy::expect_used,
-        reason = "every type here has a known length and the sink takes all"
-    )]
+    #[expect(clippy::expect_used, reason = "every type here has a known length and the sink takes all")]
     pub fn encode_into(&self, out: &mut Vec<u8>) {
         postcard::serialize_with_flavor(self, Append(out)).expect("descriptors always serialise");
     }
@@ -67,10 +59,7 @@ impl Descriptor {
     /// The [`WireError`] names the first thing that is wrong.
     pub fn decode(bytes: &[u8], limits: &Limits) -> Result<Self, WireError> {
         if bytes.len() as u64 > limits.max_control.into() {
-            return Err(WireError::ControlTooLarge {
-                len: bytes.len() as u64,
-                limit: limits.max_control,
-            });
+            return Err(WireError::ControlTooLarge { len: bytes.len() as u64, limit: limits.max_control });
         }
         let mut parts = Parts { rest: bytes };
         let descriptor = Self {
@@ -80,10 +69,7 @@ impl Descriptor {
             tensors: parts.table("tensors", limits.max_tensors)?,
         };
         if !parts.rest.is_empty() {
-            return Err(WireError::Trailing {
-                what: "descriptor",
-                len: parts.rest.len(),
-            });
+            return Err(WireError::Trailing { what: "descriptor", len: parts.rest.len() });
         }
         descriptor.check(limits).map(|()| descriptor)
     }
@@ -101,9 +87,7 @@ impl Descriptor {
             within("function slots", u64::from(slot) + 1, limits.max_functions)?;
         }
         self.check_buffers(limits)?;
-        self.tensors
-            .iter()
-            .try_for_each(|tensor| tensor.check(&self.buffers))
+        self.tensors.iter().try_for_each(|tensor| tensor.check(&self.buffers))
     }
 
     fn check_buffers(&self, limits: &Limits) -> Result<(), WireError> {
@@ -120,11 +104,7 @@ impl Descriptor {
         }
         let len = self.body_len().unwrap_or(u64::MAX);
         let limit = limits.max_message;
-        if len <= limit {
-            Ok(())
-        } else {
-            Err(WireError::BodyTooLarge { len, limit })
-        }
+        if len <= limit { Ok(()) } else { Err(WireError::BodyTooLarge { len, limit }) }
     }
 
     /// Length of the body in bytes: the payload and every buffer that lies in the body.
@@ -136,10 +116,7 @@ impl Descriptor {
         self.buffers
             .iter()
             .try_fold(self.payload_len, |sum, buffer| sum.checked_add(buffer.body_len()))
-            .ok_or(WireError::BodyTooLarge {
-                len: u64::MAX,
-                limit: u64::MAX,
-            })
+            .ok_or(WireError::BodyTooLarge { len: u64::MAX, limit: u64::MAX })
     }
 
     /// The priority at which this message is sent.
@@ -149,11 +126,7 @@ impl Descriptor {
 }
 
 fn within(what: &'static str, count: u64, limit: u32) -> Result<(), WireError> {
-    if count <= limit.into() {
-        Ok(())
-    } else {
-        Err(WireError::TooMany { what, count, limit })
-    }
+    if count <= limit.into() { Ok(()) } else { Err(WireError::TooMany { what, count, limit }) }
 }
 
 /// Takes the parts of a descriptor one after the other, so that each count can be checked before
@@ -174,9 +147,7 @@ impl<'a> Parts<'a> {
         let count: u64 = self.take(what)?;
         within(what, count, limit)?;
         // An entry takes at least a byte, so what is left bounds the count as well.
-        let count = usize::try_from(count)
-            .ok()
-            .filter(|&count| count <= self.rest.len());
+        let count = usize::try_from(count).ok().filter(|&count| count <= self.rest.len());
         let count = count.ok_or(WireError::Malformed { part: what })?;
         let mut table = Vec::with_capacity(count);
         for _ in 0..count {
@@ -271,10 +242,7 @@ mod tests {
 
         for cut in 0..bytes.len() {
             let result = Descriptor::decode(&bytes[..cut], &Limits::default());
-            assert!(
-                matches!(result, Err(WireError::Malformed { .. })),
-                "cut at {cut}: {result:?}"
-            );
+            assert!(matches!(result, Err(WireError::Malformed { .. })), "cut at {cut}: {result:?}");
         }
     }
 
@@ -285,21 +253,12 @@ mod tests {
 
         let result = Descriptor::decode(&bytes, &Limits::default());
 
-        assert_eq!(
-            result,
-            Err(WireError::Trailing {
-                what: "descriptor",
-                len: 1
-            })
-        );
+        assert_eq!(result, Err(WireError::Trailing { what: "descriptor", len: 1 }));
     }
 
     #[test]
     fn long_descriptors_are_refused_unread() {
-        let limits = Limits {
-            max_control: 3,
-            ..Limits::default()
-        };
+        let limits = Limits { max_control: 3, ..Limits::default() };
 
         let result = Descriptor::decode(&[0xff; 4], &limits);
 
@@ -308,32 +267,15 @@ mod tests {
 
     #[test]
     fn tables_longer_than_the_limit_are_refused_by_their_count() {
-        let limits = Limits {
-            max_tensors: 2,
-            ..Limits::default()
-        };
+        let limits = Limits { max_tensors: 2, ..Limits::default() };
         let result = Descriptor::decode(&sample().encode(), &limits);
-        assert_eq!(
-            result,
-            Err(WireError::TooMany {
-                what: "tensors",
-                count: 3,
-                limit: 2
-            })
-        );
+        assert_eq!(result, Err(WireError::TooMany { what: "tensors", count: 3, limit: 2 }));
 
         let mut bytes = Descriptor::plain(call(FunctionRef::InPayload)).encode();
         bytes.truncate(bytes.len() - 2);
         bytes.extend([0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1]);
         let result = Descriptor::decode(&bytes, &Limits::default());
-        assert_eq!(
-            result,
-            Err(WireError::TooMany {
-                what: "buffers",
-                count: u64::MAX,
-                limit: 65_536
-            })
-        );
+        assert_eq!(result, Err(WireError::TooMany { what: "buffers", count: u64::MAX, limit: 65_536 }));
     }
 
     #[test]
@@ -349,10 +291,7 @@ mod tests {
 
     #[test]
     fn body_longer_than_the_limit_is_refused() {
-        let limits = Limits {
-            max_message: 89,
-            ..Limits::default()
-        };
+        let limits = Limits { max_message: 89, ..Limits::default() };
 
         let result = Descriptor::decode(&sample().encode(), &limits);
 
@@ -365,10 +304,7 @@ mod tests {
         descriptor.buffers[1].len = u64::MAX;
 
         let limit = Limits::default().max_message;
-        assert_eq!(
-            decode(&descriptor),
-            Err(WireError::BodyTooLarge { len: u64::MAX, limit })
-        );
+        assert_eq!(decode(&descriptor), Err(WireError::BodyTooLarge { len: u64::MAX, limit }));
     }
 
     #[test]
@@ -376,53 +312,29 @@ mod tests {
         let mut descriptor = sample();
         descriptor.tensors[2].buffer = 2;
 
-        assert_eq!(
-            decode(&descriptor),
-            Err(WireError::TensorBuffer { buffer: 2, count: 2 })
-        );
+        assert_eq!(decode(&descriptor), Err(WireError::TensorBuffer { buffer: 2, count: 2 }));
     }
 
     #[test]
     fn shared_memory_is_refused_unless_enabled() {
         let mut descriptor = sample();
-        descriptor.buffers[1].place = Place::Block {
-            segment: 1,
-            offset: 128,
-        };
-        let limits = Limits {
-            blocks: true,
-            ..Limits::default()
-        };
+        descriptor.buffers[1].place = Place::Block { segment: 1, offset: 128 };
+        let limits = Limits { blocks: true, ..Limits::default() };
 
         assert_eq!(decode(&descriptor), Err(WireError::Block { index: 1 }));
-        assert_eq!(
-            Descriptor::decode(&descriptor.encode(), &limits),
-            Ok(descriptor.clone())
-        );
+        assert_eq!(Descriptor::decode(&descriptor.encode(), &limits), Ok(descriptor.clone()));
         assert_eq!(descriptor.body_len(), Ok(74));
 
-        descriptor.buffers[1].place = Place::Block {
-            segment: 1,
-            offset: u64::MAX,
-        };
+        descriptor.buffers[1].place = Place::Block { segment: 1, offset: u64::MAX };
         let result = Descriptor::decode(&descriptor.encode(), &limits);
         assert_eq!(result, Err(WireError::Block { index: 1 }));
     }
 
     #[test]
     fn function_slots_stay_below_their_limit() {
-        let define = |slot| {
-            Descriptor::plain(call(FunctionRef::Define {
-                slot,
-                name: "f".into(),
-            }))
-        };
+        let define = |slot| Descriptor::plain(call(FunctionRef::Define { slot, name: "f".into() }));
         let slot = |slot| Descriptor::plain(call(FunctionRef::Slot(slot)));
-        let refused = Err(WireError::TooMany {
-            what: "function slots",
-            count: 65_537,
-            limit: 65_536,
-        });
+        let refused = Err(WireError::TooMany { what: "function slots", count: 65_537, limit: 65_536 });
 
         assert!(decode(&define(65_535)).is_ok() && decode(&slot(65_535)).is_ok());
         assert_eq!(decode(&define(65_536)), refused);
@@ -432,28 +344,16 @@ mod tests {
     #[test]
     fn bookkeeping_messages_have_no_body() {
         let id = MessageId::new(7);
-        let outcome = Outcome::Failed {
-            kind: FailureKind::Expired,
-            text: "late".into(),
-        };
+        let outcome = Outcome::Failed { kind: FailureKind::Expired, text: "late".into() };
         for message in [
             Message::Cancel { id },
-            Message::Progress {
-                id,
-                phase: Phase::Running,
-            },
-            Message::Goodbye {
-                reason: GoodbyeReason::Forced,
-            },
+            Message::Progress { id, phase: Phase::Running },
+            Message::Goodbye { reason: GoodbyeReason::Forced },
             Message::Reply(Reply { id, outcome }),
         ] {
             assert!(decode(&Descriptor::plain(message.clone())).is_ok());
             let with_body = Descriptor::with_payload(message, 1);
-            assert_eq!(
-                decode(&with_body),
-                Err(WireError::UnexpectedBody),
-                "{with_body:?}"
-            );
+            assert_eq!(decode(&with_body), Err(WireError::UnexpectedBody), "{with_body:?}");
         }
     }
 
@@ -461,10 +361,6 @@ mod tests {
     fn small_call_has_a_small_descriptor() {
         let descriptor = Descriptor::with_payload(call(FunctionRef::Slot(3)), 20);
 
-        assert!(
-            descriptor.encode().len() <= 16,
-            "{} bytes",
-            descriptor.encode().len()
-        );
+        assert!(descriptor.encode().len() <= 16, "{} bytes", descriptor.encode().len());
     }
 }

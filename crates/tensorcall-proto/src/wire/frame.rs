@@ -104,14 +104,7 @@ impl FrameHeader {
     }
 
     const fn bare(kind: FrameKind, stream: u32) -> Self {
-        Self {
-            kind,
-            end: false,
-            priority: Priority::Control,
-            stream,
-            control_len: 0,
-            body_len: 0,
-        }
+        Self { kind, end: false, priority: Priority::Control, stream, control_len: 0, body_len: 0 }
     }
 
     /// The 24 bytes of this header.
@@ -140,10 +133,7 @@ impl FrameHeader {
             return Err(WireError::Magic { found: [m0, m1] });
         }
         if version != VERSION {
-            return Err(WireError::Version {
-                found: version,
-                supported: VERSION,
-            });
+            return Err(WireError::Version { found: version, supported: VERSION });
         }
         let kind = FrameKind::from_code(kind)?;
         if flags & !END != 0 {
@@ -173,10 +163,7 @@ impl FrameHeader {
             });
         }
         if self.body_len > limits.max_message {
-            return Err(WireError::BodyTooLarge {
-                len: self.body_len,
-                limit: limits.max_message,
-            });
+            return Err(WireError::BodyTooLarge { len: self.body_len, limit: limits.max_message });
         }
         let possible = match self.kind {
             FrameKind::Message => self.control_len > 0,
@@ -230,17 +217,8 @@ mod tests {
 
     #[test]
     fn every_header_field_is_checked() {
-        assert_eq!(
-            decode(&with_byte(0, b'X')),
-            Err(WireError::Magic { found: *b"XC" })
-        );
-        assert_eq!(
-            decode(&with_byte(2, 1)),
-            Err(WireError::Version {
-                found: 1,
-                supported: 0
-            })
-        );
+        assert_eq!(decode(&with_byte(0, b'X')), Err(WireError::Magic { found: *b"XC" }));
+        assert_eq!(decode(&with_byte(2, 1)), Err(WireError::Version { found: 1, supported: 0 }));
         assert_eq!(decode(&with_byte(3, 0)), Err(WireError::FrameKind(0)));
         assert_eq!(decode(&with_byte(3, 5)), Err(WireError::FrameKind(5)));
         assert_eq!(decode(&with_byte(4, 3)), Err(WireError::FrameFlags(3)));
@@ -250,21 +228,10 @@ mod tests {
 
     #[test]
     fn lengths_beyond_the_limits_are_refused() {
-        let limits = Limits {
-            max_control: 11,
-            max_message: 33,
-            ..Limits::default()
-        };
+        let limits = Limits { max_control: 11, max_message: 33, ..Limits::default() };
 
         let control = FrameHeader::decode(&header().encode(), &limits);
-        let body = FrameHeader::decode(
-            &FrameHeader {
-                control_len: 11,
-                ..header()
-            }
-            .encode(),
-            &limits,
-        );
+        let body = FrameHeader::decode(&FrameHeader { control_len: 11, ..header() }.encode(), &limits);
 
         assert_eq!(control, Err(WireError::ControlTooLarge { len: 12, limit: 11 }));
         assert_eq!(body, Err(WireError::BodyTooLarge { len: 34, limit: 33 }));
@@ -272,41 +239,19 @@ mod tests {
 
     #[test]
     fn each_kind_has_the_lengths_that_suit_it() {
-        let data = FrameHeader {
-            kind: FrameKind::Data,
-            control_len: 0,
-            ..header()
-        };
+        let data = FrameHeader { kind: FrameKind::Data, control_len: 0, ..header() };
         let wrong = [
-            FrameHeader {
-                control_len: 0,
-                ..header()
-            },
-            FrameHeader {
-                control_len: 1,
-                ..data
-            },
+            FrameHeader { control_len: 0, ..header() },
+            FrameHeader { control_len: 1, ..data },
             FrameHeader { body_len: 0, ..data },
-            FrameHeader {
-                body_len: 1,
-                ..FrameHeader::ping(0)
-            },
-            FrameHeader {
-                control_len: 1,
-                ..FrameHeader::pong(0)
-            },
-            FrameHeader {
-                end: true,
-                ..FrameHeader::ping(0)
-            },
+            FrameHeader { body_len: 1, ..FrameHeader::ping(0) },
+            FrameHeader { control_len: 1, ..FrameHeader::pong(0) },
+            FrameHeader { end: true, ..FrameHeader::ping(0) },
         ];
 
         assert_eq!(decode(&data.encode()), Ok(data));
         for header in wrong {
-            assert!(
-                matches!(decode(&header.encode()), Err(WireError::FrameShape { .. })),
-                "{header:?}"
-            );
+            assert!(matches!(decode(&header.encode()), Err(WireError::FrameShape { .. })), "{header:?}");
         }
     }
 

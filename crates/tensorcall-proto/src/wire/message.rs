@@ -46,9 +46,9 @@ impl Message {
         match self {
             Self::Call(_) | Self::Reply(_) if body_len > BULK_BYTES => Priority::Bulk,
             Self::Call(_) | Self::Reply(_) => Priority::Normal,
-            Self::Cancel { .. } | Self::Progress { .. } | Self::Termination(_) | Self::Goodbye { .. } => {
-                Priority::Control
-            }
+            // The last message: it overtakes nothing.
+            Self::Goodbye { .. } => Priority::Bulk,
+            Self::Cancel { .. } | Self::Progress { .. } | Self::Termination(_) => Priority::Control,
         }
     }
 
@@ -67,8 +67,7 @@ impl Message {
     pub(super) fn slot(&self) -> Option<u32> {
         match self {
             Self::Call(Call {
-                function: FunctionRef::Define { slot, .. } | FunctionRef::Slot(slot),
-                ..
+                function: FunctionRef::Define { slot, .. } | FunctionRef::Slot(slot), ..
             }) => Some(*slot),
             _ => None,
         }
@@ -216,39 +215,19 @@ mod tests {
     #[test]
     fn priority_follows_kind_and_size() {
         let id = MessageId::new(1);
-        let reply = Message::Reply(Reply {
-            id,
-            outcome: Outcome::Returned {
-                encoding: Encoding::Bytes,
-            },
-        });
+        let reply = Message::Reply(Reply { id, outcome: Outcome::Returned { encoding: Encoding::Bytes } });
 
         assert_eq!(Message::Cancel { id }.priority(0), Priority::Control);
+        assert_eq!(Message::Goodbye { reason: GoodbyeReason::Forced }.priority(0), Priority::Bulk);
         assert_eq!(reply.priority(BULK_BYTES), Priority::Normal);
         assert_eq!(reply.priority(BULK_BYTES + 1), Priority::Bulk);
     }
 
     #[test]
     fn failures_have_no_body_but_exceptions_do() {
-        let reply = |outcome| {
-            Message::Reply(Reply {
-                id: MessageId::new(1),
-                outcome,
-            })
-        };
+        let reply = |outcome| Message::Reply(Reply { id: MessageId::new(1), outcome });
 
-        assert!(
-            reply(Outcome::Raised {
-                encoding: Encoding::Pickle
-            })
-            .may_have_body()
-        );
-        assert!(
-            !reply(Outcome::Failed {
-                kind: FailureKind::Usage,
-                text: String::new()
-            })
-            .may_have_body()
-        );
+        assert!(reply(Outcome::Raised { encoding: Encoding::Pickle }).may_have_body());
+        assert!(!reply(Outcome::Failed { kind: FailureKind::Usage, text: String::new() }).may_have_body());
     }
 }

@@ -41,10 +41,7 @@ pub struct Device {
 
 impl Device {
     /// Main memory.
-    pub const CPU: Self = Self {
-        kind: DeviceKind::Cpu,
-        index: 0,
-    };
+    pub const CPU: Self = Self { kind: DeviceKind::Cpu, index: 0 };
 }
 
 /// Where the bytes of a buffer are.
@@ -74,10 +71,7 @@ pub struct BufferDesc {
 impl BufferDesc {
     /// A buffer of `len` bytes in the message's body.
     pub const fn body(len: u64) -> Self {
-        Self {
-            len,
-            place: Place::Body,
-        }
+        Self { len, place: Place::Body }
     }
 
     /// Bytes that this buffer takes up in the message's body.
@@ -192,23 +186,13 @@ impl TensorDesc {
         let buffer = usize::try_from(self.buffer)
             .ok()
             .and_then(|index| buffers.get(index))
-            .ok_or(WireError::TensorBuffer {
-                buffer: self.buffer,
-                count: buffers.len(),
-            })?;
+            .ok_or(WireError::TensorBuffer { buffer: self.buffer, count: buffers.len() })?;
         let item = self.dtype.size();
         if !self.offset.is_multiple_of(item) {
-            return Err(WireError::TensorOffset {
-                offset: self.offset,
-                item,
-            });
+            return Err(WireError::TensorOffset { offset: self.offset, item });
         }
         let end = self.offset.checked_add(extent).ok_or(WireError::TensorOverflow)?;
-        if end <= buffer.len {
-            Ok(())
-        } else {
-            Err(WireError::TensorExtent { end, len: buffer.len })
-        }
+        if end <= buffer.len { Ok(()) } else { Err(WireError::TensorExtent { end, len: buffer.len }) }
     }
 }
 
@@ -308,57 +292,30 @@ mod tests {
         let many = tensor(&[1; MAX_DIMS + 1], None);
 
         assert_eq!(short.extent(), Err(WireError::TensorDims { dims: 2, strides: 1 }));
-        assert_eq!(
-            many.extent(),
-            Err(WireError::TensorDims {
-                dims: 1025,
-                strides: 1025
-            })
-        );
+        assert_eq!(many.extent(), Err(WireError::TensorDims { dims: 1025, strides: 1025 }));
     }
 
     #[test]
     fn tensor_must_end_inside_its_buffer() {
-        let desc = TensorDesc {
-            offset: 8,
-            ..tensor(&[4], None)
-        };
+        let desc = TensorDesc { offset: 8, ..tensor(&[4], None) };
 
         assert_eq!(desc.check(&[BufferDesc::body(24)]), Ok(()));
-        assert_eq!(
-            desc.check(&[BufferDesc::body(23)]),
-            Err(WireError::TensorExtent { end: 24, len: 23 })
-        );
-        assert_eq!(
-            desc.check(&[]),
-            Err(WireError::TensorBuffer { buffer: 0, count: 0 })
-        );
+        assert_eq!(desc.check(&[BufferDesc::body(23)]), Err(WireError::TensorExtent { end: 24, len: 23 }));
+        assert_eq!(desc.check(&[]), Err(WireError::TensorBuffer { buffer: 0, count: 0 }));
     }
 
     #[test]
     fn offset_is_a_multiple_of_the_item_size() {
-        let desc = TensorDesc {
-            offset: 6,
-            ..tensor(&[1], None)
-        };
+        let desc = TensorDesc { offset: 6, ..tensor(&[1], None) };
 
-        assert_eq!(
-            desc.check(&[BufferDesc::body(64)]),
-            Err(WireError::TensorOffset { offset: 6, item: 4 })
-        );
+        assert_eq!(desc.check(&[BufferDesc::body(64)]), Err(WireError::TensorOffset { offset: 6, item: 4 }));
     }
 
     #[test]
     fn offset_that_overflows_is_refused() {
-        let desc = TensorDesc {
-            offset: u64::MAX - 3,
-            ..tensor(&[4], None)
-        };
+        let desc = TensorDesc { offset: u64::MAX - 3, ..tensor(&[4], None) };
 
-        assert_eq!(
-            desc.check(&[BufferDesc::body(u64::MAX)]),
-            Err(WireError::TensorOverflow)
-        );
+        assert_eq!(desc.check(&[BufferDesc::body(u64::MAX)]), Err(WireError::TensorOverflow));
     }
 
     #[test]

@@ -34,17 +34,24 @@ fn jobs_whose_workers_restart_keep_lives_apart() {
 }
 
 #[test]
+fn work_that_is_handed_around_is_waited_for() {
+    survey(Family::Relay, seeds(4_000) / 8);
+}
+
+#[test]
 fn a_hundred_workers_and_more_shut_down() {
     survey(Family::Hundred, seeds(4_000) / 400);
 }
 
 #[test]
 fn a_thousand_workers_shut_down_with_messages_in_proportion() {
-    let summary = survey(Family::Thousand, seeds(4_000).div_ceil(4_000));
+    let jobs = seeds(4_000).div_ceil(4_000);
+
+    let summary = survey(Family::Thousand, jobs);
 
     // Arrive, two waves with their reports, quiet: 6 per member, and a few more where a crash or work
     // under way made a wave necessary.
-    assert!(summary.termination_messages < 30 * 1_000, "{summary:?}");
+    assert!(summary.termination_messages < jobs * 30 * 1_000, "{summary:?}");
 }
 
 /// Runs one seed again and shows what happened:
@@ -59,18 +66,18 @@ fn one_seed() {
 
     let result = world.run();
 
-    println!("{}", world.into_trace());
+    eprintln!("{}", world.into_trace());
     result.unwrap();
 }
 
 #[test]
 fn one_wave_instead_of_two_is_found() {
-    find(Fault::OneWave, Family::Small, &["TERM-1"]);
+    find(Fault::OneWave, Family::Relay, &["TERM-1"]);
 }
 
 #[test]
 fn a_frozen_activity_counter_is_found() {
-    find(Fault::FrozenActivity, Family::Small, &["TERM-1"]);
+    find(Fault::FrozenActivity, Family::Relay, &["TERM-1"]);
 }
 
 #[test]
@@ -110,7 +117,7 @@ fn not_telling_of_a_loss_is_found() {
 
 #[test]
 fn a_report_that_counts_for_a_later_wave_is_found() {
-    find(Fault::StaleReportAccepted, Family::Small, &["TERM-1"]);
+    find(Fault::StaleReportAccepted, Family::Relay, &["TERM-1"]);
 }
 
 #[test]
@@ -150,18 +157,15 @@ fn survey(family: Family, seeds: u64) -> Summary {
     total
 }
 
-/// Workers that have a fault must be caught, by an invariant that it breaks.
+/// Workers that have a fault must be caught by one of `invariants`. Some faults break others as well.
 fn find(fault: Fault, family: Family, invariants: &[&str]) {
-    for seed in 0..SEEDS_TO_FIND_A_FAULT {
-        if let Err(violation) = World::new(family, seed, Some(fault)).run() {
-            eprintln!("{fault:?} {} at {seed}", violation.invariant);
-            if !invariants.contains(&violation.invariant) {continue;}
-            assert!(invariants.contains(&violation.invariant), "{fault:?} at seed {seed} looks like {violation:?}");
-            eprintln!("{fault:?} found at {seed}");
-            return;
-        }
-    }
-    panic!("{fault:?} was not found in {SEEDS_TO_FIND_A_FAULT} seeds");
+    let finds = |&seed: &u64| {
+        let result = World::new(family, seed, Some(fault)).run();
+        result.is_err_and(|violation| invariants.contains(&violation.invariant))
+    };
+    let found = (0..SEEDS_TO_FIND_A_FAULT).find(finds);
+
+    assert!(found.is_some(), "{fault:?} was not found in {SEEDS_TO_FIND_A_FAULT} seeds");
 }
 
 fn report(family: Family, seed: u64, violation: &Violation) -> String {
@@ -180,7 +184,7 @@ fn report(family: Family, seed: u64, violation: &Violation) -> String {
 
 /// How many seeds to run, where `usual` is what every test run affords.
 fn seeds(usual: u64) -> u64 {
-    setting("TENSORCALL_SIM_SEEDS").map_or(usual, |seeds| seeds.parse().unwrap())
+    setting("TENSORCALL_SIM_SEEDS").and_then(|seeds| seeds.parse().ok()).unwrap_or(usual)
 }
 
 #[expect(clippy::disallowed_methods, reason = "how a person asks for more seeds, or for one")]
@@ -198,5 +202,5 @@ impl Summary {
     }
 }
 
-/// Every planted fault shows within a tenth of this.
+/// Every planted fault shows within a fifth of this.
 const SEEDS_TO_FIND_A_FAULT: u64 = 5_000;

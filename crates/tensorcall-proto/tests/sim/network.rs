@@ -39,23 +39,53 @@ pub(crate) enum Body {
 pub(crate) enum Event {
     Deliver(Packet),
     /// `at` notices that its connection to `about` is gone.
-    Notice { at: Life, about: Life },
-    Timer { at: Life },
+    Notice {
+        at: Life,
+        about: Life,
+    },
+    Timer {
+        at: Life,
+    },
     /// A function has computed for a while.
-    Computed { at: Life, key: RequestKey },
+    Computed {
+        at: Life,
+        key: RequestKey,
+    },
     /// A callback of a finished call gets its turn.
-    Callback { at: Life, fuel: u64 },
+    Callback {
+        at: Life,
+        fuel: u64,
+    },
     /// A worker's own program makes a call.
-    Root { at: Life, fuel: u64 },
-    UserCancel { at: Life, peer: Rank, id: MessageId },
+    Root {
+        at: Life,
+        fuel: u64,
+    },
+    UserCancel {
+        at: Life,
+        peer: Rank,
+        id: MessageId,
+    },
     /// A worker's own program calls sync or shutdown.
-    Arrive { at: Life },
-    Crash { at: Life },
-    Restart { rank: Rank },
+    Arrive {
+        at: Life,
+    },
+    Crash {
+        at: Life,
+    },
+    Restart {
+        rank: Rank,
+    },
     /// Two workers lose each other.
-    Cut { one: Life, other: Life },
+    Cut {
+        one: Life,
+        other: Life,
+    },
     /// `at` hears of another life of a worker.
-    Roster { at: Life, about: Life },
+    Roster {
+        at: Life,
+        about: Life,
+    },
 }
 
 /// The queue of events.

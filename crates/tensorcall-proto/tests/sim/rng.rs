@@ -1,6 +1,6 @@
 //! Numbers that look random and depend on the seed alone.
 
-/// SplitMix64: small, fast, and good enough to shuffle events.
+/// A `SplitMix64`: small, fast, and good enough to shuffle events.
 #[derive(Debug, Clone)]
 pub(crate) struct Rng(u64);
 

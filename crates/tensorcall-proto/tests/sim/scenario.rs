@@ -17,6 +17,8 @@ pub(crate) struct Scenario {
     /// Rounds: all but the last are `sync()`, the last is shutdown. 0 leaves without either.
     pub(crate) rounds: u64,
     pub(crate) delay: u64,
+    /// The termination machine's first pause.
+    pub(crate) pause: u64,
     /// Percent of messages that take up to 50 times as long.
     pub(crate) stragglers: u64,
     pub(crate) order: Order,
@@ -56,6 +58,8 @@ pub(crate) enum Family {
     Small,
     /// Two to five workers whose lives end and begin again; no shutdown.
     Restarts,
+    /// Two to five workers that hand one piece of work around for long, and arrive early.
+    Relay,
     /// A hundred workers and more.
     Hundred,
     /// A thousand workers, few calls.
@@ -63,12 +67,14 @@ pub(crate) enum Family {
 }
 
 impl Family {
-    pub(crate) const ALL: [Self; 4] = [Self::Small, Self::Restarts, Self::Hundred, Self::Thousand];
+    pub(crate) const ALL: [Self; 5] =
+        [Self::Small, Self::Restarts, Self::Relay, Self::Hundred, Self::Thousand];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Small => "small",
             Self::Restarts => "restarts",
+            Self::Relay => "relay",
             Self::Hundred => "hundred",
             Self::Thousand => "thousand",
         }
@@ -84,6 +90,21 @@ impl Family {
                 crashes: rng.between(1, 3),
                 cuts: 0,
                 restarts: true,
+                ..base
+            },
+            Self::Relay => Scenario {
+                workers: rng.between(2, 5),
+                roots: 1,
+                fuel: 100,
+                batons: 95,
+                busy_for: 2 * base.delay,
+                rounds: 1,
+                pause: base.delay / 4 + 1,
+                duplicates: 30,
+                deadlines: 0,
+                cancels: 0,
+                crashes: 0,
+                cuts: 0,
                 ..base
             },
             Self::Hundred => Scenario {
@@ -125,6 +146,7 @@ fn any_small(rng: &mut Rng) -> Scenario {
         busy_for: rng.below(longest_busy),
         rounds: rng.between(1, 3),
         delay,
+        pause: 1_000,
         stragglers,
         order,
         duplicates,

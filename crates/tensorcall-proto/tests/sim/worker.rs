@@ -158,7 +158,8 @@ impl Worker {
     pub(crate) fn call_somebody(&mut self, env: &mut Env, fuel: u64) {
         if let Some(to) = self.somebody(env) {
             let fuel = fuel.saturating_sub(1);
-            let callback = env.rng.below(fuel + 1);
+            let is_baton = env.rng.chance(env.scenario.batons);
+            let callback = if is_baton { 0 } else { env.rng.below(fuel + 1) };
             self.call(env, to, Purpose::Callback { fuel: callback }, fuel - callback, false);
         }
         self.settle(env);
@@ -222,7 +223,7 @@ impl Worker {
         let is_cancelled = self.serving.is_cancelled(key);
         let Some(frame) = self.frames.get_mut(&key) else { return };
         let fuel = if is_cancelled { 0 } else { std::mem::take(&mut frame.fuel) };
-        let detached = if env.rng.chance(env.scenario.batons) { env.rng.between(fuel / 2, fuel) } else { 0 };
+        let detached = if env.rng.chance(env.scenario.batons) { fuel } else { 0 };
         let nested = fuel - detached;
         if detached > 0 {
             self.call_somebody(env, detached);

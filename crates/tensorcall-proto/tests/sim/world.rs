@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tensorcall_proto::ids::{Incarnation, Rank};
 use tensorcall_proto::termination::{Config, Effect, Termination, TerminationMessage};
@@ -104,6 +104,7 @@ impl World {
         for &rank in &ranks {
             let config = Config {
                 agreeing_waves: if self.env.has(Fault::OneWave) { 1 } else { 2 },
+                first_pause: Duration::from_micros(self.env.scenario.pause),
                 ..Config::default()
             };
             let has_group = self.env.scenario.rounds > 0;
@@ -204,6 +205,11 @@ impl World {
             return;
         }
         act(worker, &mut self.env);
+        if let Some(termination) = &mut worker.termination
+            && self.env.rng.chance(10)
+        {
+            termination.handle_idle();
+        }
         self.follow_effects(index);
         let worker = &self.workers[index];
         if worker.state == State::Alive && (self.workers.len() < 20 || self.events.is_multiple_of(32)) {
@@ -271,9 +277,7 @@ impl World {
             (TerminationMessage::Report { round, wave, .. }, Some(Fault::StaleReportAccepted)) => {
                 (*round, *wave) = env.waves.get(&worker.life.rank).copied().unwrap_or((*round, *wave));
             }
-            (TerminationMessage::Arrive { round, quiet, .. }, Some(Fault::QuietNotPassedOn)) => {
-                *quiet = (*quiet).min(*round - 1);
-            }
+            (TerminationMessage::Arrive { quiet, .. }, Some(Fault::QuietNotPassedOn)) => *quiet = 0,
             (TerminationMessage::Arrive { epoch, .. }, Some(Fault::TakeoverIgnored)) if *epoch > 0 => return,
             _ => {}
         }
@@ -429,7 +433,8 @@ impl World {
         let has_group = self.env.scenario.rounds > 0;
         for worker in &self.workers {
             let open = self.env.ledger.open(worker.life);
-            let is_over = if has_group { worker.state != State::Alive } else { worker.true_counts().is_calm() };
+            let is_over =
+                if has_group { worker.state != State::Alive } else { worker.true_counts().is_calm() };
             if worker.state != State::Dead && (open > 0 || !is_over) {
                 return Err(self.hang());
             }
@@ -463,4 +468,4 @@ fn origin() -> Instant {
 /// A healthy run of any scenario is over within a few virtual seconds.
 const TIME_LIMIT: u64 = 20_000_000;
 const EVENT_LIMIT: u64 = 2_000_000;
-const TRACED_LINES: usize = 800;
+const TRACED_LINES: usize = 120;

@@ -71,27 +71,18 @@ impl Value {
         let mut todo = vec![(self, 0)];
         while let Some((value, depth)) = todo.pop() {
             if value.is_container() && depth >= limits.max_depth {
-                return Err(WireError::ValueDepth {
-                    limit: limits.max_depth,
-                });
+                return Err(WireError::ValueDepth { limit: limits.max_depth });
             }
             value.write_head(&mut writer);
             if writer.items() > limits.max_items.into() {
-                return Err(WireError::ValueItems {
-                    limit: limits.max_items,
-                });
+                return Err(WireError::ValueItems { limit: limits.max_items });
             }
             match value {
                 Self::List(items) | Self::Tuple(items) => {
                     todo.extend(items.iter().rev().map(|item| (item, depth + 1)));
                 }
                 Self::Map(pairs) => {
-                    todo.extend(
-                        pairs
-                            .iter()
-                            .rev()
-                            .flat_map(|(k, v)| [(v, depth + 1), (k, depth + 1)]),
-                    );
+                    todo.extend(pairs.iter().rev().flat_map(|(k, v)| [(v, depth + 1), (k, depth + 1)]));
                 }
                 _ => {}
             }
@@ -186,11 +177,7 @@ impl Partial {
         };
         // The reader bounds what all containers announce together by the input, but an item takes
         // 32 times the memory that its shortest encoding does: beyond some, let it grow.
-        Err(Self {
-            kind,
-            items: Vec::with_capacity(len.min(1024)),
-            len,
-        })
+        Err(Self { kind, items: Vec::with_capacity(len.min(1024)), len })
     }
 
     fn finish(self) -> Value {
@@ -245,26 +232,18 @@ mod tests {
 
         let bytes = Value::Float(f64::from_bits(bits)).encode(&limits).unwrap();
 
-        let Ok(Value::Float(back)) = Value::decode(&bytes, &limits) else {
-            panic!("no float")
-        };
+        let Ok(Value::Float(back)) = Value::decode(&bytes, &limits) else { panic!("no float") };
         assert_eq!(back.to_bits(), bits);
     }
 
     #[test]
     fn sender_and_receiver_stop_at_the_same_depth() {
-        let limits = Limits {
-            max_depth: 8,
-            ..Limits::default()
-        };
+        let limits = Limits { max_depth: 8, ..Limits::default() };
         let deep = nested(9).encode(&Limits::default()).unwrap();
 
         assert!(nested(8).encode(&limits).is_ok());
         assert_eq!(nested(9).encode(&limits), Err(WireError::ValueDepth { limit: 8 }));
-        assert_eq!(
-            Value::decode(&deep, &limits),
-            Err(WireError::ValueDepth { limit: 8 })
-        );
+        assert_eq!(Value::decode(&deep, &limits), Err(WireError::ValueDepth { limit: 8 }));
     }
 
     #[test]
@@ -272,10 +251,7 @@ mod tests {
         let bytes = sample().encode(&Limits::default()).unwrap();
 
         for max_items in 0..40 {
-            let limits = Limits {
-                max_items,
-                ..Limits::default()
-            };
+            let limits = Limits { max_items, ..Limits::default() };
             assert_eq!(
                 sample().encode(&limits).is_ok(),
                 Value::decode(&bytes, &limits).is_ok(),
@@ -288,18 +264,12 @@ mod tests {
     fn bytes_after_the_value_are_refused() {
         assert_eq!(
             Value::decode(&[7, 0, 0], &Limits::default()),
-            Err(WireError::Trailing {
-                what: "value",
-                len: 1
-            })
+            Err(WireError::Trailing { what: "value", len: 1 })
         );
     }
 
     #[test]
     fn no_bytes_are_no_value() {
-        assert_eq!(
-            Value::decode(&[], &Limits::default()),
-            Err(WireError::ValueTruncated)
-        );
+        assert_eq!(Value::decode(&[], &Limits::default()), Err(WireError::ValueTruncated));
     }
 }

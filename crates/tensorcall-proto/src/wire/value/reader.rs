@@ -119,10 +119,7 @@ impl<'a> ValueReader<'a> {
         if !self.is_done() {
             Err(WireError::ValueTruncated)
         } else if !self.rest.is_empty() {
-            Err(WireError::Trailing {
-                what: "value",
-                len: self.rest.len(),
-            })
+            Err(WireError::Trailing { what: "value", len: self.rest.len() })
         } else {
             Ok(())
         }
@@ -139,9 +136,7 @@ impl<'a> ValueReader<'a> {
             self.open.pop();
         }
         // No container is open, so this is the root.
-        self.budget = self.budget.checked_sub(1).ok_or(WireError::ValueItems {
-            limit: self.max_items,
-        })?;
+        self.budget = self.budget.checked_sub(1).ok_or(WireError::ValueItems { limit: self.max_items })?;
         Ok(())
     }
 
@@ -149,18 +144,13 @@ impl<'a> ValueReader<'a> {
     fn container(&mut self, width: u64) -> Result<usize, WireError> {
         let len = self.number()?;
         if self.open.len() >= self.max_depth.into() {
-            return Err(WireError::ValueDepth {
-                limit: self.max_depth,
-            });
+            return Err(WireError::ValueDepth { limit: self.max_depth });
         }
         let left = self.rest.len() as u64;
-        let promised = len
-            .checked_mul(width)
-            .filter(|&items| items <= left - self.promised.min(left));
+        let promised = len.checked_mul(width).filter(|&items| items <= left - self.promised.min(left));
         let items = promised.ok_or(WireError::ValueTruncated)?;
-        self.budget = self.budget.checked_sub(items).ok_or(WireError::ValueItems {
-            limit: self.max_items,
-        })?;
+        self.budget =
+            self.budget.checked_sub(items).ok_or(WireError::ValueItems { limit: self.max_items })?;
         self.promised += items;
         self.open.push(items);
         usize::try_from(len).map_err(|_| WireError::ValueTruncated)
@@ -208,11 +198,7 @@ impl<'a> ValueReader<'a> {
     #[inline]
     fn number(&mut self) -> Result<u64, WireError> {
         let first = self.byte()?;
-        if first < 0x80 {
-            Ok(first.into())
-        } else {
-            self.long_number(first)
-        }
+        if first < 0x80 { Ok(first.into()) } else { self.long_number(first) }
     }
 
     fn long_number(&mut self, first: u8) -> Result<u64, WireError> {
@@ -295,29 +281,17 @@ mod tests {
 
     #[test]
     fn every_cut_of_a_value_is_truncated() {
-        let whole = [
-            8, 3, 5, 2, b'h', b'i', 4, 0, 0, 0, 0, 0, 0, 0, 0, 9, 1, 3, 0x80, 1, 2,
-        ];
+        let whole = [8, 3, 5, 2, b'h', b'i', 4, 0, 0, 0, 0, 0, 0, 0, 0, 9, 1, 3, 0x80, 1, 2];
         assert_eq!(default_error(&whole), None);
 
         for cut in 0..whole.len() {
-            assert_eq!(
-                default_error(&whole[..cut]),
-                Some(WireError::ValueTruncated),
-                "cut at {cut}"
-            );
+            assert_eq!(default_error(&whole[..cut]), Some(WireError::ValueTruncated), "cut at {cut}");
         }
     }
 
     #[test]
     fn bytes_after_the_value_are_refused() {
-        assert_eq!(
-            default_error(&[0, 0]),
-            Some(WireError::Trailing {
-                what: "value",
-                len: 1
-            })
-        );
+        assert_eq!(default_error(&[0, 0]), Some(WireError::Trailing { what: "value", len: 1 }));
     }
 
     #[test]
@@ -337,10 +311,7 @@ mod tests {
     fn containers_promise_no_more_in_sum_than_there_are_bytes() {
         // Behind the inner announcement are four bytes, for its own items and one of the outer list.
         assert_eq!(default_error(&[7, 2, 7, 3, 0, 0, 0, 0]), None);
-        assert_eq!(
-            default_error(&[7, 2, 7, 4, 0, 0, 0, 0]),
-            Some(WireError::ValueTruncated)
-        );
+        assert_eq!(default_error(&[7, 2, 7, 4, 0, 0, 0, 0]), Some(WireError::ValueTruncated));
         assert_eq!(default_error(&[9, 2, 0, 0, 0]), Some(WireError::ValueTruncated));
     }
 
@@ -351,63 +322,32 @@ mod tests {
             bytes.extend([0xff; 9]);
             bytes.push(1);
 
-            assert_eq!(
-                default_error(&bytes),
-                Some(WireError::ValueTruncated),
-                "tag {tag}"
-            );
+            assert_eq!(default_error(&bytes), Some(WireError::ValueTruncated), "tag {tag}");
         }
     }
 
     #[test]
     fn depth_counts_containers_in_last_place_too() {
-        let limits = Limits {
-            max_depth: 3,
-            ..Limits::default()
-        };
+        let limits = Limits { max_depth: 3, ..Limits::default() };
 
         assert_eq!(error(&[7, 1, 7, 1, 7, 0], &limits), None);
-        assert_eq!(
-            error(&[7, 1, 7, 1, 7, 1, 7, 0], &limits),
-            Some(WireError::ValueDepth { limit: 3 })
-        );
+        assert_eq!(error(&[7, 1, 7, 1, 7, 1, 7, 0], &limits), Some(WireError::ValueDepth { limit: 3 }));
         assert_eq!(error(&[7, 2, 7, 1, 7, 0, 7, 1, 7, 0], &limits), None);
     }
 
     #[test]
     fn items_are_counted_over_the_whole_value() {
-        let limits = Limits {
-            max_items: 4,
-            ..Limits::default()
-        };
+        let limits = Limits { max_items: 4, ..Limits::default() };
 
         assert_eq!(error(&[7, 3, 0, 0, 0], &limits), None);
-        assert_eq!(
-            error(&[7, 4, 0, 0, 0, 0], &limits),
-            Some(WireError::ValueItems { limit: 4 })
-        );
-        assert_eq!(
-            error(&[7, 1, 9, 1, 0, 7, 1, 0], &limits),
-            Some(WireError::ValueItems { limit: 4 })
-        );
-        assert_eq!(
-            error(
-                &[0],
-                &Limits {
-                    max_items: 0,
-                    ..limits
-                }
-            ),
-            Some(WireError::ValueItems { limit: 0 })
-        );
+        assert_eq!(error(&[7, 4, 0, 0, 0, 0], &limits), Some(WireError::ValueItems { limit: 4 }));
+        assert_eq!(error(&[7, 1, 9, 1, 0, 7, 1, 0], &limits), Some(WireError::ValueItems { limit: 4 }));
+        assert_eq!(error(&[0], &Limits { max_items: 0, ..limits }), Some(WireError::ValueItems { limit: 0 }));
     }
 
     #[test]
     fn tensors_must_be_in_the_table() {
         assert_eq!(default_error(&[10, 1]), None);
-        assert_eq!(
-            default_error(&[10, 2]),
-            Some(WireError::ValueTensor { index: 2, count: 2 })
-        );
+        assert_eq!(default_error(&[10, 2]), Some(WireError::ValueTensor { index: 2, count: 2 }));
     }
 }
