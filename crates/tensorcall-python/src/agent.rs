@@ -57,7 +57,8 @@ impl Agent {
             .ok_or_else(|| PyValueError::new_err("num_worker_threads must be positive"))?;
         let config = config.with_environment().map_err(|error| to_python(&error))?;
         let handler = Arc::new(PyHandler(handler));
-        let agent = outside(py, || tensorcall::Agent::start(config, handler)).map_err(|error| to_python(&error))?;
+        let agent =
+            outside(py, || tensorcall::Agent::start(config, handler)).map_err(|error| to_python(&error))?;
         spawner::lend(&agent);
         gil::on_large_burial(|| spawner::spawn(|| gil::inside(gil::drain)));
         Ok(Self(agent))
@@ -135,9 +136,9 @@ impl Agent {
         self.start(py, to, request)
     }
 
-    /// Ranks of the workers that died. Those that left in good order are not among them.
+    /// Ranks of the workers that died or left.
     fn lost_workers(&self, py: Python<'_>) -> Vec<u16> {
-        outside(py, || self.0.lost()).into_iter().map(Rank::get).collect()
+        outside(py, || self.0.gone()).into_iter().map(Rank::get).collect()
     }
 
     /// Waits until nothing is under way in the whole group; every worker has to call this. `leaving`
@@ -204,7 +205,8 @@ impl Agent {
             }
             // Held back: too much is under way to that worker.
             let failure = parking_lot::Mutex::new(None);
-            let room = wait_in_slices(py, until, |slice| match self.0.wait_for_room(rank, slice) {
+            let bytes = request.body.len();
+            let room = wait_in_slices(py, until, |slice| match self.0.wait_for_room(rank, bytes, slice) {
                 Ok(room) => room,
                 Err(error) => {
                     *failure.lock() = Some(error);

@@ -70,9 +70,7 @@ impl Call {
             return Ok(true);
         }
         let limit = timeout.map(|seconds| time::after(seconds));
-        wait_in_slices(py, limit, |until| {
-            tensorcall::lend(self.target(), || self.future.wait_until(until))
-        })
+        wait_in_slices(py, limit, |until| tensorcall::lend(self.target(), || self.future.wait_until(until)))
     }
 
     /// Whether the outcome is there.
@@ -83,7 +81,8 @@ impl Call {
     /// The outcome of an RPC, once: encoding, payload, tensors. Raises why there is none.
     fn result<'py>(&self, py: Python<'py>) -> PyResult<(u8, Bound<'py, PyAny>, Bound<'py, PyList>)> {
         let outcome = self.future.take();
-        let outcome = outcome.ok_or_else(|| PyRuntimeError::new_err("this call has no result, or it was taken"))?;
+        let outcome =
+            outcome.ok_or_else(|| PyRuntimeError::new_err("this call has no result, or it was taken"))?;
         let Response { raised, encoding, body } = outcome.map_err(|error| to_python(&error))?;
         let tensors = read_tensors(py, &body.tensors, body.buffers)?;
         let payload = body.payload.as_ref();

@@ -224,10 +224,7 @@ pub(crate) struct PyOwner {
 impl PyOwner {
     /// Owns `object`, which keeps about `bytes` of memory alive.
     pub(crate) fn new(object: Py<PyAny>, bytes: usize) -> Self {
-        Self {
-            object: Some(object),
-            bytes,
-        }
+        Self { object: Some(object), bytes }
     }
 }
 

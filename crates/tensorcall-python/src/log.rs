@@ -98,14 +98,18 @@ fn drain(py: Python<'_>) {
 
 fn try_drain(py: Python<'_>) -> PyResult<()> {
     let Some(queue) = QUEUED.get() else { return Ok(()) };
-    let logger = py.import(intern!(py, "logging"))?.call_method1(intern!(py, "getLogger"), ("tensorcall",))?;
+    let logger =
+        py.import(intern!(py, "logging"))?.call_method1(intern!(py, "getLogger"), ("tensorcall",))?;
     while let Some((level, text)) = queue.pop() {
         // "%s": the text may contain percent signs.
         logger.call_method1(intern!(py, "log"), (number(level), "%s", text))?;
     }
     let dropped = DROPPED.swap(0, Ordering::Relaxed);
     if dropped > 0 {
-        logger.call_method1(intern!(py, "log"), (number(Level::WARN), "%s further messages were dropped", dropped))?;
+        logger.call_method1(
+            intern!(py, "log"),
+            (number(Level::WARN), "%s further messages were dropped", dropped),
+        )?;
     }
     Ok(())
 }

@@ -32,9 +32,7 @@ fn api<'py>(py: Python<'py>, path: Option<&str>) -> PyResult<&'py TorchApi> {
         None => TorchApi::get(py),
         Some("stable") => TorchApi::by(py, Path::Stable),
         Some("attributes") => TorchApi::by(py, Path::Attributes),
-        Some(other) => Err(PyValueError::new_err(format!(
-            "no path to torch is called {other}"
-        ))),
+        Some(other) => Err(PyValueError::new_err(format!("no path to torch is called {other}"))),
     }
 }
 
@@ -45,26 +43,17 @@ fn send<'py>(object: &Bound<'py, PyAny>, api: &'py TorchApi) -> PyResult<Body> {
         return Err(PyTypeError::new_err("not plain"));
     }
     let (tensors, buffers) = writer.finish()?;
-    Ok(Body {
-        payload,
-        tensors,
-        buffers,
-    })
+    Ok(Body { payload, tensors, buffers })
 }
 
 fn receive<'py>(py: Python<'py>, received: Received, api: &TorchApi) -> PyResult<Bound<'py, PyAny>> {
-    let Received {
-        payload,
-        tensors,
-        buffers,
-    } = received;
+    let Received { payload, tensors, buffers } = received;
     let tensors = read_tensors_by(api, py, &tensors, buffers)?;
     value::decode(py, payload.as_ref(), &tensors)
 }
 
 fn transfer(body: &Body) -> PyResult<Received> {
-    body.receive()
-        .map_err(|error| PyMemoryError::new_err(error.to_string()))
+    body.receive().map_err(|error| PyMemoryError::new_err(error.to_string()))
 }
 
 /// Sends `object` to ourselves as a plain value; `TypeError` if it is not plain.
@@ -97,21 +86,9 @@ fn describe<'py>(
         writer.push(&tensor)?;
     }
     let (tensors, buffers) = writer.finish()?;
-    let received = transfer(&Body {
-        payload: Vec::new(),
-        tensors,
-        buffers,
-    })?;
-    let bytes = received
-        .buffers
-        .iter()
-        .map(|buffer| buffer.as_ref().to_vec())
-        .collect();
-    let descs = received
-        .tensors
-        .iter()
-        .map(|desc| as_dict(py, desc))
-        .collect::<PyResult<_>>()?;
+    let received = transfer(&Body { payload: Vec::new(), tensors, buffers })?;
+    let bytes = received.buffers.iter().map(|buffer| buffer.as_ref().to_vec()).collect();
+    let descs = received.tensors.iter().map(|desc| as_dict(py, desc)).collect::<PyResult<_>>()?;
     Ok((descs, bytes))
 }
 
@@ -166,9 +143,7 @@ fn nanoseconds(object: &Bound<'_, PyAny>, rounds: u32, path: Option<&str>) -> Py
     let (mut writing, mut reading) = (u128::MAX, u128::MAX);
     for _ in 0..rounds {
         let start = now();
-        let bodies = (0..TIMES)
-            .map(|_| send(object, api))
-            .collect::<PyResult<Vec<_>>>()?;
+        let bodies = (0..TIMES).map(|_| send(object, api)).collect::<PyResult<Vec<_>>>()?;
         writing = writing.min(start.elapsed().as_nanos() / TIMES as u128);
         let arrived = bodies.iter().map(transfer).collect::<PyResult<Vec<_>>>()?;
         let start = now();
@@ -203,12 +178,7 @@ fn after_fork_in_child() {
 fn call_from_thread(function: Py<PyAny>) {
     std::thread::spawn(move || {
         gil::inside(|py| {
-            let done = || {
-                function
-                    .call0(py)
-                    .and_then(|answer| answer.is_truthy(py))
-                    .unwrap_or(true)
-            };
+            let done = || function.call0(py).and_then(|answer| answer.is_truthy(py)).unwrap_or(true);
             while !done() {
                 gil::outside(py, std::thread::yield_now);
             }

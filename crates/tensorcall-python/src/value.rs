@@ -36,12 +36,7 @@ pub(crate) fn encode<'py>(
 ) -> PyResult<Plain> {
     let before = out.len();
     let limits = Limits::default();
-    let mut encoder = Encoder {
-        writer: ValueWriter::new(out),
-        tensors,
-        limits,
-        seen: Seen::default(),
-    };
+    let mut encoder = Encoder { writer: ValueWriter::new(out), tensors, limits, seen: Seen::default() };
     let plain = encoder.value(object, 0)?;
     if plain == Plain::No {
         out.truncate(before);
@@ -134,11 +129,7 @@ impl<'py> Encoder<'_, 'py> {
     }
 
     fn within_limits(&self) -> Plain {
-        if self.writer.items() <= self.limits.max_items.into() {
-            Plain::Yes
-        } else {
-            Plain::No
-        }
+        if self.writer.items() <= self.limits.max_items.into() { Plain::Yes } else { Plain::No }
     }
 }
 
@@ -228,9 +219,7 @@ impl<'py> Decoder<'_, 'py> {
     }
 
     fn tensor(&self, index: u32) -> PyResult<Bound<'py, PyAny>> {
-        let tensor = usize::try_from(index)
-            .ok()
-            .and_then(|index| self.tensors.get(index));
+        let tensor = usize::try_from(index).ok().and_then(|index| self.tensors.get(index));
         let missing = || PyRuntimeError::new_err("a value names a tensor that is not there");
         tensor.cloned().ok_or_else(missing)
     }

@@ -1,6 +1,8 @@
 //! What travels with a message: payload, tensor descriptions and the tensors' memory.
 
-use tensorcall_proto::wire::tensor::TensorDesc;
+use tensorcall_proto::wire::message::{GoodbyeReason, Message};
+use tensorcall_proto::wire::tensor::{BufferDesc, TensorDesc};
+use tensorcall_proto::wire::{Descriptor, Limits, WireError};
 
 use crate::buffer::{Buffer, OutOfMemory, Region};
 
@@ -29,6 +31,41 @@ impl Body {
     /// Whether there is nothing at all.
     pub fn is_empty(&self) -> bool {
         self.payload.is_empty() && self.tensors.is_empty()
+    }
+
+    /// Whether a peer with these limits accepts a message with this body and `text` bytes of names. One
+    /// that it does not accept would cost the connection, and every other call on it.
+    pub(crate) fn check(&self, text: usize, limits: &Limits) -> Result<(), WireError> {
+        for (what, count) in [("buffers", self.buffers.len()), ("tensors", self.tensors.len())] {
+            if count > limits.max_tensors as usize {
+                return Err(WireError::TooMany { what, count: count as u64, limit: limits.max_tensors });
+            }
+        }
+        if self.len() > limits.max_message {
+            return Err(WireError::BodyTooLarge { len: self.len(), limit: limits.max_message });
+        }
+        // Numbers take at most ten bytes each, and what is not counted here less than 128 in all.
+        let dims = |tensor: &TensorDesc| tensor.shape.len() + tensor.strides.as_ref().map_or(0, Vec::len);
+        let tensors: usize = self.tensors.iter().map(|tensor| 64 + 10 * dims(tensor)).sum();
+        let bound = 128 + text + 32 * self.buffers.len() + tensors;
+        if bound <= limits.max_control as usize {
+            return Ok(());
+        }
+        let len = 128 + text + self.describe(Message::Goodbye { reason: GoodbyeReason::Forced }).encode().len();
+        if len <= limits.max_control as usize {
+            return Ok(());
+        }
+        Err(WireError::ControlTooLarge { len: len as u64, limit: limits.max_control })
+    }
+
+    /// The descriptor of `message` with this body.
+    fn describe(&self, message: Message) -> Descriptor {
+        Descriptor {
+            message,
+            payload_len: self.payload.len() as u64,
+            buffers: self.buffers.iter().map(|region| BufferDesc::body(region.len() as u64)).collect(),
+            tensors: self.tensors.clone(),
+        }
     }
 
     /// What the receiver of this body would get, in memory of its own.
@@ -66,5 +103,39 @@ impl Received {
     /// Whether there is nothing at all.
     pub fn is_empty(&self) -> bool {
         self.payload.is_empty() && self.tensors.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tensorcall_proto::wire::tensor::DType;
+
+    fn with_tensors(count: usize) -> Body {
+        let tensor = TensorDesc::contiguous(DType::Float32, vec![1, 2, 3], 0);
+        let buffers = vec![Region::from_vec(vec![0; 24])];
+        Body { payload: Vec::new(), tensors: vec![tensor; count], buffers }
+    }
+
+    #[test]
+    fn a_body_that_peers_would_refuse_is_found_before_it_is_sent() {
+        let limits = Limits::default();
+
+        assert_eq!(with_tensors(10).check(10, &limits), Ok(()));
+        assert!(matches!(with_tensors(65_537).check(10, &limits), Err(WireError::TooMany { .. })));
+        assert!(matches!(
+            Body::default().check(1 << 20, &limits),
+            Err(WireError::ControlTooLarge { .. })
+        ));
+        let small = Limits { max_message: 23, ..limits };
+        assert!(matches!(with_tensors(1).check(10, &small), Err(WireError::BodyTooLarge { .. })));
+    }
+
+    #[test]
+    fn many_small_tensors_fit_if_their_descriptions_do() {
+        let limits = Limits::default();
+
+        // 94 bytes each by the quick bound, 13 in truth.
+        assert_eq!(with_tensors(40_000).check(10, &limits), Ok(()));
     }
 }

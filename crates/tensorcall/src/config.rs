@@ -92,10 +92,9 @@ impl AgentConfig {
 
 fn set<T: FromStr>(target: &mut T, name: &str) -> Result<()> {
     if let Some(text) = variable(name) {
-        *target = text
-            .trim()
-            .parse()
-            .map_err(|_| Error::usage(format!("environment variable {name} must be a number, but is {text:?}")))?;
+        *target = text.trim().parse().map_err(|_| {
+            Error::usage(format!("environment variable {name} must be a number, but is {text:?}"))
+        })?;
     }
     Ok(())
 }

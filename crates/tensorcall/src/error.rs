@@ -86,13 +86,19 @@ impl Error {
 
     /// A call to `name` failed because the worker is gone.
     pub(crate) fn peer_lost(name: &WorkerName, rank: Rank, why: &str, function: &str, phase: Phase) -> Self {
-        let text = format!("worker '{name}' (rank {rank}) is lost: {why}; the call of {function} was {}", phase_name(phase));
+        let text = format!(
+            "worker '{name}' (rank {rank}) is lost: {why}; the call of {function} was {}",
+            phase_name(phase)
+        );
         Self::new(ErrorKind::PeerLost, text)
     }
 
     /// A call to `name` failed because the worker left.
     pub(crate) fn peer_left(name: &WorkerName, rank: Rank) -> Self {
-        Self::new(ErrorKind::PeerLeft, format!("worker '{name}' (rank {rank}) has shut down and left the group"))
+        Self::new(
+            ErrorKind::PeerLeft,
+            format!("worker '{name}' (rank {rank}) has shut down and left the group"),
+        )
     }
 
     /// What worker `name` says it could not do.

@@ -43,7 +43,10 @@ struct Core {
 }
 
 enum State {
-    Pending { callbacks: Vec<Callback>, wakers: Vec<Waker> },
+    Pending {
+        callbacks: Vec<Callback>,
+        wakers: Vec<Waker>,
+    },
     Done(Result<Response>),
     /// Completed without a response, or the response was taken.
     Spent,
@@ -159,7 +162,9 @@ impl Future for RpcFuture {
                 return Poll::Pending;
             }
         }
-        Poll::Ready(self.take().unwrap_or_else(|| Err(Error::usage("the outcome of this call was taken before"))))
+        Poll::Ready(
+            self.take().unwrap_or_else(|| Err(Error::usage("the outcome of this call was taken before"))),
+        )
     }
 }
 

@@ -20,7 +20,10 @@ mod error;
 pub mod future;
 pub mod transport;
 
-pub use agent::{Agent, CallError, Handler, InboundCall, Metrics, PeerInfo, Request, Responder, ThreadHook, is_pool_thread, lend};
+pub use agent::{
+    Agent, CallError, Handler, InboundCall, Metrics, PeerInfo, Request, Responder, ThreadHook,
+    is_pool_thread, lend,
+};
 pub use config::AgentConfig;
 pub use error::{Error, ErrorKind, Result};
 pub use future::{Promise, Response, RpcFuture, promise};

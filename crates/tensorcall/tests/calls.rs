@@ -3,7 +3,9 @@
 
 mod common;
 
-use common::{Functions, answer, ask, call, leave_together, memory_group, rank, request, socket_group, threads};
+use common::{
+    Functions, answer, ask, call, leave_together, memory_group, rank, request, socket_group, threads,
+};
 use std::time::Duration;
 use tensorcall::{Agent, ErrorKind};
 
@@ -87,7 +89,8 @@ fn a_worker_that_closes_fails_calls_to_it_and_no_others() {
 
 #[test]
 fn a_panic_in_a_function_is_an_error_at_the_caller() {
-    let agents = socket_group(2, |_| {}, || Functions::default().with("panic", |_, _responder| panic!("planted")));
+    let agents =
+        socket_group(2, |_| {}, || Functions::default().with("panic", |_, _responder| panic!("planted")));
     assert!(ask(&agents[0], 1, "panic", b"").unwrap_err().to_string().contains("panicked"));
     leave_together(agents);
 }
@@ -98,7 +101,10 @@ fn shutdown_waits_for_calls_that_are_under_way() {
         Functions::default().with("slow", |_, responder| {
             std::thread::spawn(move || {
                 std::thread::park_timeout(Duration::from_millis(100));
-                responder.returned(tensorcall::proto::wire::message::Encoding::Bytes, tensorcall::body::Body::of(vec![1]));
+                responder.returned(
+                    tensorcall::proto::wire::message::Encoding::Bytes,
+                    tensorcall::body::Body::of(vec![1]),
+                );
             });
         })
     };

@@ -3,7 +3,5 @@
 use crate::{plan::Plan, process::run, project::Project};
 
 pub(crate) fn add<'a>(plan: &mut Plan<'a>, project: &'a Project, args: &'a [String]) {
-    plan.step("benchmark", move |_| {
-        run(project.python().arg("python/benches/run.py").args(args))
-    });
+    plan.step("benchmark", move |_| run(project.python().arg("python/benches/run.py").args(args)));
 }

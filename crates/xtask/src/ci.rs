@@ -26,27 +26,11 @@ fn python_lint(project: &Project) -> Result<()> {
 
 /// Advisories are left out: their database is a git repository that CI may not reach (ADR 0008).
 fn dependencies(project: &Project) -> Result<()> {
-    run(&mut project.cargo(&[
-        "deny",
-        "--workspace",
-        "--locked",
-        "check",
-        "bans",
-        "licenses",
-        "sources",
-    ]))
+    run(&mut project.cargo(&["deny", "--workspace", "--locked", "check", "bans", "licenses", "sources"]))
 }
 
 fn clippy(project: &Project) -> Result<()> {
-    run(&mut project.cargo(&[
-        "clippy",
-        "--workspace",
-        "--all-targets",
-        "--locked",
-        "--",
-        "-D",
-        "warnings",
-    ]))
+    run(&mut project.cargo(&["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]))
 }
 
 fn documentation(project: &Project) -> Result<()> {

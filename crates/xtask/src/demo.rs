@@ -4,8 +4,6 @@ use crate::{plan::Plan, process::run, project::Project};
 
 pub(crate) fn add<'a>(plan: &mut Plan<'a>, project: &'a Project) {
     plan.step("demo", |_| {
-        run(project
-            .python()
-            .args(["-m", "tensorcall", "run", "examples/parallel_calls.py"]))
+        run(project.python().args(["-m", "tensorcall", "run", "examples/parallel_calls.py"]))
     });
 }

@@ -16,9 +16,7 @@ pub(crate) fn add<'a>(plan: &mut Plan<'a>, project: &'a Project) {
 pub(crate) fn rust(project: &Project, args: &[&str]) -> Result<()> {
     run(project.cargo(&["fmt", "--all"]).args(args))?;
     if project.root.join("fuzz/Cargo.toml").exists() {
-        run(project
-            .cargo(&["fmt", "--manifest-path", "fuzz/Cargo.toml"])
-            .args(args))?;
+        run(project.cargo(&["fmt", "--manifest-path", "fuzz/Cargo.toml"]).args(args))?;
     }
     Ok(())
 }

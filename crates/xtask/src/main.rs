@@ -120,9 +120,5 @@ fn main() -> ExitCode {
         }
         Command::Fuzz { target, args } => fuzz::add(&mut plan, &project, target, args),
     }
-    if plan.run() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    }
+    if plan.run() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

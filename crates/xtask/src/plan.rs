@@ -28,10 +28,7 @@ struct Outcome {
 
 impl<'a> Plan<'a> {
     pub(crate) fn new() -> Self {
-        Plan {
-            steps: Vec::new(),
-            keep_going: false,
-        }
+        Plan { steps: Vec::new(), keep_going: false }
     }
 
     /// Whether a failed step ends the plan (the default) or only its outcome.
@@ -40,10 +37,7 @@ impl<'a> Plan<'a> {
     }
 
     pub(crate) fn step(&mut self, name: &'static str, action: impl FnOnce(&mut Tally) -> Result<()> + 'a) {
-        self.steps.push(Step {
-            name,
-            action: Box::new(action),
-        });
+        self.steps.push(Step { name, action: Box::new(action) });
     }
 
     /// Runs the steps and says whether all went well.
@@ -57,12 +51,7 @@ impl<'a> Plan<'a> {
         for (index, step) in self.steps.into_iter().enumerate() {
             println!("\n[{}/{planned}] {}", index + 1, step.name);
             let outcome = step.run(&mut tally);
-            println!(
-                "      {} {}, {} in all",
-                outcome.state(),
-                human(outcome.took),
-                human(start.elapsed())
-            );
+            println!("      {} {}, {} in all", outcome.state(), human(outcome.took), human(start.elapsed()));
             let failed = outcome.failure.is_some();
             if let Some(failure) = &outcome.failure {
                 println!("\nerror: {failure}");
@@ -74,18 +63,9 @@ impl<'a> Plan<'a> {
         }
         println!();
         for outcome in &outcomes {
-            println!(
-                "{:>12}  {:<8}{}",
-                human(outcome.took),
-                outcome.state(),
-                outcome.name
-            );
+            println!("{:>12}  {:<8}{}", human(outcome.took), outcome.state(), outcome.name);
         }
-        println!(
-            "{:>12}  in all, {} of {planned} steps run",
-            human(start.elapsed()),
-            outcomes.len()
-        );
+        println!("{:>12}  in all, {} of {planned} steps run", human(start.elapsed()), outcomes.len());
         if !tally.is_empty() {
             println!("\n{tally}");
         }
@@ -103,11 +83,7 @@ impl Step<'_> {
     fn run(self, tally: &mut Tally) -> Outcome {
         let start = Instant::now();
         let failure = (self.action)(tally).err().map(|error| format!("{error:#}"));
-        Outcome {
-            name: self.name,
-            took: start.elapsed(),
-            failure,
-        }
+        Outcome { name: self.name, took: start.elapsed(), failure }
     }
 }
 

@@ -18,10 +18,7 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
 /// Like [`run`], and hands each line of standard output to `watch` as well.
 pub(crate) fn run_watched(command: &mut Command, mut watch: impl FnMut(&str)) -> Result<()> {
     announce(command);
-    let mut child = command
-        .stdout(Stdio::piped())
-        .spawn()
-        .with_context(|| not_started(command))?;
+    let mut child = command.stdout(Stdio::piped()).spawn().with_context(|| not_started(command))?;
     if let Some(stdout) = child.stdout.take() {
         for line in BufReader::new(stdout).split(b'\n') {
             let line = line?;
@@ -37,16 +34,9 @@ pub(crate) fn run_watched(command: &mut Command, mut watch: impl FnMut(&str)) ->
 
 /// Runs silently and returns the trimmed standard output.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
-    let output = command
-        .stdin(Stdio::null())
-        .output()
-        .with_context(|| not_started(command))?;
+    let output = command.stdin(Stdio::null()).output().with_context(|| not_started(command))?;
     if !output.status.success() {
-        bail!(
-            "`{}`: {}",
-            name(command),
-            String::from_utf8_lossy(&output.stderr).trim()
-        );
+        bail!("`{}`: {}", name(command), String::from_utf8_lossy(&output.stderr).trim());
     }
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
@@ -58,11 +48,7 @@ pub(crate) fn succeeds(command: &mut Command) -> bool {
 
 fn announce(command: &Command) {
     let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy()).collect();
-    println!(
-        "      $ {} {}",
-        command.get_program().to_string_lossy(),
-        words.join(" ")
-    );
+    println!("      $ {} {}", command.get_program().to_string_lossy(), words.join(" "));
 }
 
 fn name(command: &Command) -> String {
@@ -72,8 +58,5 @@ fn name(command: &Command) -> String {
 }
 
 fn not_started(command: &Command) -> String {
-    format!(
-        "`{}` did not start: is it installed?",
-        command.get_program().to_string_lossy()
-    )
+    format!("`{}` did not start: is it installed?", command.get_program().to_string_lossy())
 }

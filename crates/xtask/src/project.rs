@@ -25,11 +25,7 @@ impl Project {
         let root = Path::new(&manifest).join("../..");
         let root = root.canonicalize().unwrap_or(root);
         let venv = root.join(env::var_os("TENSORCALL_VENV").unwrap_or_else(|| ".venv".into()));
-        Project {
-            root,
-            venv,
-            torch_from,
-        }
+        Project { root, venv, torch_from }
     }
 
     /// A program of the virtual environment.

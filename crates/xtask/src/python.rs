@@ -22,10 +22,7 @@ pub(crate) fn find() -> Result<PathBuf> {
         check(&python).context("the interpreter that PYTHON names")?;
         return Ok(python);
     }
-    let found = CANDIDATES
-        .iter()
-        .map(PathBuf::from)
-        .find(|python| check(python).is_ok());
+    let found = CANDIDATES.iter().map(PathBuf::from).find(|python| check(python).is_ok());
     found.with_context(|| {
         format!(
             "no Python {}.{} or newer on PATH: install one (Debian, Ubuntu: `apt-get install python3 \
@@ -38,31 +35,19 @@ pub(crate) fn find() -> Result<PathBuf> {
 /// Whether this interpreter starts and is new enough.
 pub(crate) fn check(python: &Path) -> Result<()> {
     let version = version(python)?;
-    ensure!(
-        version >= OLDEST,
-        "{} is Python {}.{}, too old",
-        python.display(),
-        version.0,
-        version.1
-    );
+    ensure!(version >= OLDEST, "{} is Python {}.{}, too old", python.display(), version.0, version.1);
     Ok(())
 }
 
 pub(crate) fn version(python: &Path) -> Result<(u32, u32)> {
     let text = evaluate(python, "import sys; print(*sys.version_info[:2])")?;
-    let (major, minor) = text
-        .split_once(' ')
-        .with_context(|| format!("odd version: {text}"))?;
+    let (major, minor) = text.split_once(' ').with_context(|| format!("odd version: {text}"))?;
     Ok((major.parse()?, minor.parse()?))
 }
 
 /// What a line of Python prints, without any of the user's site settings.
 pub(crate) fn evaluate(python: &Path, program: &str) -> Result<String> {
-    output(
-        Command::new(python)
-            .env_remove("PYTHONPATH")
-            .args(["-c", program]),
-    )
+    output(Command::new(python).env_remove("PYTHONPATH").args(["-c", program]))
 }
 
 /// Makes the environment `venv` with pip in it.
@@ -83,13 +68,8 @@ pub(crate) fn make_environment(python: &Path, venv: &Path) -> Result<()> {
     }
     println!("      no ensurepip: taking virtualenv for it");
     let borrowed = venv.with_extension("virtualenv");
-    run(Command::new(python)
-        .args(["-m", "pip", "install", "virtualenv", "--target"])
-        .arg(&borrowed))?;
-    run(Command::new(python)
-        .env("PYTHONPATH", &borrowed)
-        .args(["-m", "virtualenv"])
-        .arg(venv))?;
+    run(Command::new(python).args(["-m", "pip", "install", "virtualenv", "--target"]).arg(&borrowed))?;
+    run(Command::new(python).env("PYTHONPATH", &borrowed).args(["-m", "virtualenv"]).arg(venv))?;
     Ok(fs::remove_dir_all(borrowed)?)
 }
 

@@ -46,11 +46,7 @@ fn environment(project: &Project) -> Result<()> {
         python::make_environment(&base, venv)?;
     }
     let usable = succeeds(&mut project.pip(&["--version"]));
-    ensure!(
-        usable,
-        "{0} has no working pip: remove it (`rm -r {0}`) and run this again",
-        venv.display()
-    );
+    ensure!(usable, "{0} has no working pip: remove it (`rm -r {0}`) and run this again", venv.display());
     let (major, minor) = python::version(&venv.join("bin/python"))?;
     println!("      Python {major}.{minor} in {}", venv.display());
     Ok(())

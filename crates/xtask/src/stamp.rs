@@ -24,10 +24,7 @@ impl Stamp {
             hash_tree(&project.root.join(source), &mut hasher)?;
         }
         let file = project.venv.join(format!("tensorcall-{what}.stamp"));
-        Ok(Stamp {
-            file,
-            now: format!("{:016x}", hasher.finish()),
-        })
+        Ok(Stamp { file, now: format!("{:016x}", hasher.finish()) })
     }
 
     pub(crate) fn is_fresh(&self) -> bool {
@@ -42,14 +39,10 @@ impl Stamp {
 fn hash_tree(path: &Path, hasher: &mut DefaultHasher) -> Result<()> {
     path.hash(hasher);
     if !path.is_dir() {
-        fs::read(path)
-            .with_context(|| path.display().to_string())?
-            .hash(hasher);
+        fs::read(path).with_context(|| path.display().to_string())?.hash(hasher);
         return Ok(());
     }
-    let mut entries = fs::read_dir(path)?
-        .map(|entry| Ok(entry?.path()))
-        .collect::<Result<Vec<_>>>()?;
+    let mut entries = fs::read_dir(path)?.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
     entries.sort();
     entries.iter().try_for_each(|entry| hash_tree(entry, hasher))
 }

@@ -28,11 +28,7 @@ impl Tally {
             let failed = count("failures") + count("errors");
             let skipped = count("skipped") + count("disabled");
             let passed = count("tests").saturating_sub(failed + skipped);
-            tally += Tally {
-                passed,
-                failed,
-                skipped,
-            };
+            tally += Tally { passed, failed, skipped };
         }
         tally
     }
@@ -45,11 +41,7 @@ impl Tally {
             number.and_then(|number| number.trim().parse().ok())
         };
         let (passed, failed, skipped) = (count("passed")?, count("failed")?, count("ignored")?);
-        Some(Tally {
-            passed,
-            failed,
-            skipped,
-        })
+        Some(Tally { passed, failed, skipped })
     }
 }
 
@@ -63,11 +55,7 @@ impl AddAssign for Tally {
 
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} passed, {} failed, {} skipped",
-            self.passed, self.failed, self.skipped
-        )
+        write!(f, "{} passed, {} failed, {} skipped", self.passed, self.failed, self.skipped)
     }
 }
 
@@ -84,14 +72,7 @@ mod tests {
     fn junit_report_of_pytest_is_counted() {
         let xml = r#"<testsuites name="pytest tests"><testsuite name="pytest" errors="1" failures="2" skipped="3" tests="10" time="1.0">"#;
 
-        assert_eq!(
-            Tally::parse_junit(xml),
-            Tally {
-                passed: 4,
-                failed: 3,
-                skipped: 3
-            }
-        );
+        assert_eq!(Tally::parse_junit(xml), Tally { passed: 4, failed: 3, skipped: 3 });
     }
 
     #[test]
@@ -100,14 +81,7 @@ mod tests {
             <testsuite name="a" tests="3" disabled="0" errors="0" failures="1"></testsuite>
             <testsuite name="b" tests="2" disabled="0" errors="0" failures="0"></testsuite>"#;
 
-        assert_eq!(
-            Tally::parse_junit(xml),
-            Tally {
-                passed: 4,
-                failed: 1,
-                skipped: 0
-            }
-        );
+        assert_eq!(Tally::parse_junit(xml), Tally { passed: 4, failed: 1, skipped: 0 });
     }
 
     #[test]
@@ -115,14 +89,7 @@ mod tests {
         let line =
             "test result: ok. 7 passed; 0 failed; 2 ignored; 0 measured; 0 filtered out; finished in 0.5s";
 
-        assert_eq!(
-            Tally::from_libtest(line),
-            Some(Tally {
-                passed: 7,
-                failed: 0,
-                skipped: 2
-            })
-        );
+        assert_eq!(Tally::from_libtest(line), Some(Tally { passed: 7, failed: 0, skipped: 2 }));
         assert_eq!(Tally::from_libtest("running 7 tests"), None);
     }
 }

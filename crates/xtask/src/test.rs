@@ -31,11 +31,7 @@ fn rust(project: &Project, tally: &mut Tally) -> Result<()> {
     }
     // Where nextest keeps what `.config/nextest.toml` asks for, wherever cargo builds.
     let report = project.root.join("target/nextest/default/junit.xml");
-    reported(
-        &mut project.cargo(&["nextest", "run", "--workspace"]),
-        &report,
-        tally,
-    )
+    reported(&mut project.cargo(&["nextest", "run", "--workspace"]), &report, tally)
 }
 
 fn python(project: &Project, tally: &mut Tally, fast: bool) -> Result<()> {

@@ -28,14 +28,7 @@ pub(crate) fn provide(project: &Project) -> Result<()> {
         lend(project, lender)?;
     }
     // Pip's own judgement, without the network.
-    let check = [
-        "install",
-        "--quiet",
-        "--no-index",
-        "--no-deps",
-        "--dry-run",
-        REQUIREMENT,
-    ];
+    let check = ["install", "--quiet", "--no-index", "--no-deps", "--dry-run", REQUIREMENT];
     if succeeds(&mut project.pip(&check)) {
         println!("      torch {}: up to date", project.evaluate(VERSION)?);
         return Ok(());
@@ -85,10 +78,7 @@ fn lent(project: &Project) -> Result<PathBuf> {
 
 fn check_disk(place: &Path) -> Result<()> {
     let table = output(Command::new("df").arg("-Pk").arg(place))?;
-    let free = table
-        .lines()
-        .last()
-        .and_then(|line| line.split_whitespace().nth(3));
+    let free = table.lines().last().and_then(|line| line.split_whitespace().nth(3));
     let Some(kib) = free.and_then(|kib| kib.parse::<u64>().ok()) else {
         return Ok(());
     };

@@ -52,11 +52,7 @@ impl Layout {
         let row_major = is_row_major(sizes, strides);
         let count = elements(sizes);
         if count == 0 || row_major {
-            return Self {
-                span: count * item,
-                travel: Travel::Whole,
-                row_major,
-            };
+            return Self { span: count * item, travel: Travel::Whole, row_major };
         }
         let cover = Cover::of(sizes, strides);
         let travel = match cover.gap() {
@@ -64,11 +60,7 @@ impl Layout {
             Some(gap) if gap.saturating_mul(item) <= MAX_GAP_BYTES => Travel::Padded,
             _ => Travel::Packed,
         };
-        Self {
-            span: cover.reach * item,
-            travel,
-            row_major,
-        }
+        Self { span: cover.reach * item, travel, row_major }
     }
 }
 
@@ -88,11 +80,7 @@ impl Cover {
     fn of(sizes: &[u64], strides: &[u64]) -> Self {
         let mut dims: Vec<(u64, u64)> = stepping(sizes, strides).map(|d| (d.stride, d.size)).collect();
         dims.sort_unstable();
-        let mut cover = Self {
-            reach: 1,
-            distinct: Some(1),
-            full: true,
-        };
+        let mut cover = Self { reach: 1, distinct: Some(1), full: true };
         for (stride, size) in dims {
             cover.full &= stride <= cover.reach;
             cover.distinct = cover.distinct.filter(|_| stride >= cover.reach).map(|n| n * size);
@@ -103,11 +91,7 @@ impl Cover {
 
     /// Positions that are no element; `None` if that cannot be told cheaply.
     fn gap(&self) -> Option<u64> {
-        if self.full {
-            Some(0)
-        } else {
-            self.distinct.map(|distinct| self.reach - distinct)
-        }
+        if self.full { Some(0) } else { self.distinct.map(|distinct| self.reach - distinct) }
     }
 }
 
@@ -118,10 +102,7 @@ struct Dim {
 
 /// The dimensions along which different indices are different places.
 fn stepping(sizes: &[u64], strides: &[u64]) -> impl Iterator<Item = Dim> {
-    let dims = sizes
-        .iter()
-        .zip(strides)
-        .map(|(&size, &stride)| Dim { size, stride });
+    let dims = sizes.iter().zip(strides).map(|(&size, &stride)| Dim { size, stride });
     dims.filter(|dim| dim.size > 1 && dim.stride > 0)
 }
 
@@ -159,11 +140,7 @@ pub(crate) fn packed_strides(sizes: &[u64], strides: &[u64]) -> Vec<u64> {
 
 /// Elements in a copy without gaps.
 pub(crate) fn packed_elements(sizes: &[u64], strides: &[u64]) -> u64 {
-    if elements(sizes) == 0 {
-        0
-    } else {
-        stepping(sizes, strides).map(|dim| dim.size).product()
-    }
+    if elements(sizes) == 0 { 0 } else { stepping(sizes, strides).map(|dim| dim.size).product() }
 }
 
 /// A run of bytes to copy.
@@ -224,11 +201,7 @@ struct Loop {
 fn loops(sizes: &[u64], strides: &[u64], copy_strides: &[u64]) -> Vec<Loop> {
     let as_loop = |((&size, &from), &to): ((&u64, &u64), &u64)| {
         let fit = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
-        Loop {
-            size: fit(size),
-            from: fit(from),
-            to: fit(to),
-        }
+        Loop { size: fit(size), from: fit(from), to: fit(to) }
     };
     let mut all: Vec<Loop> = sizes.iter().zip(strides).zip(copy_strides).map(as_loop).collect();
     all.retain(|l| l.size > 1 && l.from > 0);
@@ -237,10 +210,7 @@ fn loops(sizes: &[u64], strides: &[u64], copy_strides: &[u64]) -> Vec<Loop> {
     for inner in all {
         match merged.last_mut() {
             Some(outer) if outer.from == inner.from * inner.size && outer.to == inner.to * inner.size => {
-                *outer = Loop {
-                    size: outer.size * inner.size,
-                    ..inner
-                };
+                *outer = Loop { size: outer.size * inner.size, ..inner };
             }
             _ => merged.push(inner),
         }
@@ -278,10 +248,7 @@ mod tests {
     fn places(sizes: &[u64], strides: &[u64]) -> Vec<u64> {
         let mut all = vec![0];
         for (&size, &stride) in sizes.iter().zip(strides) {
-            all = all
-                .iter()
-                .flat_map(|&at| (0..size).map(move |i| at + i * stride))
-                .collect();
+            all = all.iter().flat_map(|&at| (0..size).map(move |i| at + i * stride)).collect();
         }
         all
     }
@@ -301,12 +268,7 @@ mod tests {
 
     #[test]
     fn contiguous_tensors_travel_whole_without_strides() {
-        for (sizes, strides) in [
-            (&[2, 3][..], &[3, 1][..]),
-            (&[], &[]),
-            (&[5], &[1]),
-            (&[1, 1], &[1, 1]),
-        ] {
+        for (sizes, strides) in [(&[2, 3][..], &[3, 1][..]), (&[], &[]), (&[5], &[1]), (&[1, 1], &[1, 1])] {
             let layout = of(sizes, strides);
 
             assert_eq!(layout.travel, Travel::Whole);
@@ -320,50 +282,22 @@ mod tests {
         let transposed = of(&[3, 2], &[1, 3]);
         let channels_last = of(&[2, 3, 4, 5], &[60, 1, 15, 3]);
 
-        assert_eq!(
-            transposed,
-            Layout {
-                span: 24,
-                travel: Travel::Whole,
-                row_major: false
-            }
-        );
-        assert_eq!(
-            channels_last,
-            Layout {
-                span: 480,
-                travel: Travel::Whole,
-                row_major: false
-            }
-        );
+        assert_eq!(transposed, Layout { span: 24, travel: Travel::Whole, row_major: false });
+        assert_eq!(channels_last, Layout { span: 480, travel: Travel::Whole, row_major: false });
     }
 
     #[test]
     fn an_expanded_dimension_costs_nothing() {
         let layout = of(&[1000, 3], &[0, 1]);
 
-        assert_eq!(
-            layout,
-            Layout {
-                span: 12,
-                travel: Travel::Whole,
-                row_major: false
-            }
-        );
+        assert_eq!(layout, Layout { span: 12, travel: Travel::Whole, row_major: false });
     }
 
     #[test]
     fn an_odd_stride_of_a_dimension_of_one_is_kept_and_spans_nothing() {
         let layout = of(&[1, 5], &[100, 1]);
 
-        assert_eq!(
-            layout,
-            Layout {
-                span: 20,
-                travel: Travel::Whole,
-                row_major: false
-            }
-        );
+        assert_eq!(layout, Layout { span: 20, travel: Travel::Whole, row_major: false });
     }
 
     #[test]
@@ -374,23 +308,14 @@ mod tests {
             assert_eq!(layout.row_major, strides == [3, 1]);
         }
         assert_eq!(packed_elements(&[0, 3], &[7, 9]), 0);
-        for_each_block(dims_of(&[0, 3], &[7, 9], 4), &[3, 1], |_| {
-            panic!("nothing to copy")
-        });
+        for_each_block(dims_of(&[0, 3], &[7, 9], 4), &[3, 1], |_| panic!("nothing to copy"));
     }
 
     #[test]
     fn a_sliding_window_travels_as_the_run_it_slides_over() {
         let layout = of(&[98, 3], &[1, 1]);
 
-        assert_eq!(
-            layout,
-            Layout {
-                span: 400,
-                travel: Travel::Whole,
-                row_major: false
-            }
-        );
+        assert_eq!(layout, Layout { span: 400, travel: Travel::Whole, row_major: false });
     }
 
     #[test]
@@ -429,10 +354,7 @@ mod tests {
         ];
         for (sizes, strides) in cases {
             let to = packed_strides(sizes, strides);
-            let mut expected: Vec<_> = places(sizes, strides)
-                .into_iter()
-                .zip(places(sizes, &to))
-                .collect();
+            let mut expected: Vec<_> = places(sizes, strides).into_iter().zip(places(sizes, &to)).collect();
             expected.sort_unstable();
             expected.dedup();
             let mut found = Vec::new();
@@ -456,29 +378,14 @@ mod tests {
             blocks.push(block);
         });
 
-        assert_eq!(
-            blocks,
-            [
-                Block {
-                    from: 0,
-                    to: 0,
-                    len: 12
-                },
-                Block {
-                    from: 100,
-                    to: 12,
-                    len: 12
-                }
-            ]
-        );
+        assert_eq!(blocks, [Block { from: 0, to: 0, len: 12 }, Block { from: 100, to: 12, len: 12 }]);
         assert_eq!(count_blocks(dims_of(&[2, 3, 4], &[100, 4, 1], 1)), 2);
     }
 
     #[test]
     fn the_decision_agrees_with_brute_force() {
-        let dims: Vec<(u64, u64)> = (1..4)
-            .flat_map(|size| (0..7).map(move |stride| (size, stride)))
-            .collect();
+        let dims: Vec<(u64, u64)> =
+            (1..4).flat_map(|size| (0..7).map(move |stride| (size, stride))).collect();
         for &a in &dims {
             for &b in &dims {
                 for &c in &dims {

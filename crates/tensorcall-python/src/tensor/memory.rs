@@ -1,8 +1,5 @@
 //! Foreign memory: what tensors of the program lie in, and our buffers as Python sees them.
-#![expect(
-    unsafe_code,
-    reason = "names and copies memory of torch; each use carries its proof"
-)]
+#![expect(unsafe_code, reason = "names and copies memory of torch; each use carries its proof")]
 
 use std::ffi::{c_int, c_void};
 use std::marker::PhantomData;
@@ -52,20 +49,12 @@ impl<'a> Memory<'a> {
     /// [`region_of`] for what is copied before the interpreter lock is released. `start..start + len`
     /// must be theirs as there.
     pub(crate) fn of<T: ?Sized>(_holder: &'a T, start: usize, len: usize) -> Self {
-        Self {
-            start: std::ptr::with_exposed_provenance(start),
-            len,
-            owner: PhantomData,
-        }
+        Self { start: std::ptr::with_exposed_provenance(start), len, owner: PhantomData }
     }
 
     /// The memory of a region.
     pub(crate) fn of_region(region: &'a Region) -> Self {
-        Self {
-            start: region.as_ptr(),
-            len: region.len(),
-            owner: PhantomData,
-        }
+        Self { start: region.as_ptr(), len: region.len(), owner: PhantomData }
     }
 
     /// Copies `target.len()` bytes from offset `from` on. If Python writes to them meanwhile, what is
@@ -76,10 +65,7 @@ impl<'a> Memory<'a> {
     /// If they are not all inside the run.
     pub(crate) fn copy(&self, from: usize, target: &mut [u8]) {
         let end = from.checked_add(target.len());
-        assert!(
-            end.is_some_and(|end| end <= self.len),
-            "a block lies in its memory"
-        );
+        assert!(end.is_some_and(|end| end <= self.len), "a block lies in its memory");
         if target.is_empty() {
             return;
         }
@@ -117,10 +103,6 @@ impl SharedBuffer {
         // lives as long as `slf`, of which the view takes a reference. It is ours alone (`storage`
         // gave it away), so that torch may write to it.
         let rc = unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), memory.cast(), len, 0, flags) };
-        if rc == 0 {
-            Ok(())
-        } else {
-            Err(PyErr::fetch(slf.py()))
-        }
+        if rc == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
     }
 }

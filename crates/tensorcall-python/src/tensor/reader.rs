@@ -48,10 +48,7 @@ pub(crate) fn read_tensors_by<'py>(
         }
     }
     let missing = || PyRuntimeError::new_err("a tensor lies in no buffer");
-    tensors
-        .into_iter()
-        .map(|tensor| tensor.ok_or_else(missing))
-        .collect()
+    tensors.into_iter().map(|tensor| tensor.ok_or_else(missing)).collect()
 }
 
 /// For each buffer the tensors that lie in it.
@@ -69,9 +66,7 @@ fn check_devices(descs: &[TensorDesc]) -> PyResult<()> {
     if descs.iter().all(|desc| desc.device == Device::CPU) {
         return Ok(());
     }
-    Err(PyRuntimeError::new_err(
-        "a tensor was sent to a device, and there is no device map",
-    ))
+    Err(PyRuntimeError::new_err("a tensor was sent to a device, and there is no device map"))
 }
 
 /// Sets what is not in the memory: how to read the bits, and whether gradients are asked for.

@@ -101,10 +101,7 @@ impl Stable {
         let suffix = if cfg!(target_os = "macos") { "dylib" } else { "so" };
         let name = format!("libtorch_cpu.{suffix}");
         let beside = torch.parent().map(|folder| folder.join("lib").join(&name));
-        let candidates = beside
-            .iter()
-            .filter_map(|path| path.to_str())
-            .chain([name.as_str()]);
+        let candidates = beside.iter().filter_map(|path| path.to_str()).chain([name.as_str()]);
         Ok(candidates.filter_map(loaded_library).find_map(Self::look_up))
     }
 
@@ -135,18 +132,12 @@ impl Stable {
             return Ok(Err(Unfit::Device(device)));
         }
         if self.get(&handle, self.aoti_torch_get_layout)? != self.strided {
-            return Ok(Err(Unfit::Form(
-                tensor.getattr(intern!(tensor.py(), "layout"))?.to_string(),
-            )));
+            return Ok(Err(Unfit::Form(tensor.getattr(intern!(tensor.py(), "layout"))?.to_string())));
         }
         let number = self.get(&handle, self.aoti_torch_get_dtype)?;
-        let Some(dtype) = usize::try_from(number)
-            .ok()
-            .and_then(|n| self.dtypes.get(n).copied().flatten())
+        let Some(dtype) = usize::try_from(number).ok().and_then(|n| self.dtypes.get(n).copied().flatten())
         else {
-            return Ok(Err(Unfit::Form(
-                tensor.getattr(intern!(tensor.py(), "dtype"))?.to_string(),
-            )));
+            return Ok(Err(Unfit::Form(tensor.getattr(intern!(tensor.py(), "dtype"))?.to_string())));
         };
         // Asked first, because torch logs an error when the sizes of a nested tensor are asked for.
         if is_nested(tensor)? {
@@ -156,9 +147,7 @@ impl Stable {
             return Ok(Err(Unfit::NoMemory));
         }
         let (sizes, strides) = self.dims(&handle)?;
-        let start = self
-            .get(&handle, self.torch_get_const_data_ptr)?
-            .expose_provenance();
+        let start = self.get(&handle, self.torch_get_const_data_ptr)?.expose_provenance();
         if start == 0 && !sizes.contains(&0) {
             return Ok(Err(Unfit::NoMemory));
         }
@@ -226,19 +215,12 @@ impl Stable {
     /// has called the deleter cannot be known then.
     fn tensor_on(&self, buffer: Buffer, desc: &TensorDesc) -> PyResult<Handle<'_>> {
         let offset = usize::try_from(desc.offset)?;
-        let fits = desc
-            .extent()
-            .ok()
-            .and_then(|extent| desc.offset.checked_add(extent));
+        let fits = desc.extent().ok().and_then(|extent| desc.offset.checked_add(extent));
         if fits.is_none_or(|end| end > buffer.len() as u64) {
             return Err(PyRuntimeError::new_err("a tensor exceeds its memory"));
         }
         let unknown = || PyRuntimeError::new_err(format!("this torch has no dtype {}", desc.dtype));
-        let number = self
-            .numbers
-            .get(usize::from(desc.dtype.code()))
-            .copied()
-            .flatten();
+        let number = self.numbers.get(usize::from(desc.dtype.code())).copied().flatten();
         let number = number.ok_or_else(unknown)?;
         let dims = signed_dims(desc)?;
         let count = i64::try_from(desc.shape.len())?;

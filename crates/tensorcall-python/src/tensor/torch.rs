@@ -102,11 +102,7 @@ impl Plain {
     pub(crate) fn dims(&self) -> Dims<'_> {
         // No item is larger than 16 bytes.
         let item = usize::try_from(self.dtype.size()).unwrap_or(16);
-        Dims {
-            sizes: &self.sizes,
-            strides: &self.strides,
-            item,
-        }
+        Dims { sizes: &self.sizes, strides: &self.strides, item }
     }
 }
 
@@ -128,22 +124,14 @@ impl TorchApi {
             Path::Stable => {
                 let best = Self::get(py)?;
                 let missing = || PyRuntimeError::new_err("this torch lacks the stable C interface");
-                if best.path() == path {
-                    Ok(best)
-                } else {
-                    Err(missing())
-                }
+                if best.path() == path { Ok(best) } else { Err(missing()) }
             }
         }
     }
 
     /// The path taken.
     pub(crate) fn path(&self) -> Path {
-        if self.stable.is_some() {
-            Path::Stable
-        } else {
-            Path::Attributes
-        }
+        if self.stable.is_some() { Path::Stable } else { Path::Attributes }
     }
 
     fn new(py: Python<'_>, stable: Option<Stable>) -> PyResult<Self> {
@@ -260,24 +248,17 @@ impl TorchApi {
             let len = buffer.len() as u64;
             stable.build(py, buffer, &TensorDesc::contiguous(DType::UInt8, vec![len], 0))?
         } else if buffer.is_empty() {
-            self.empty
-                .bind(py)
-                .call((0,), Some(&self.dtype_kwargs(py, DType::UInt8)?))?
+            self.empty.bind(py).call((0,), Some(&self.dtype_kwargs(py, DType::UInt8)?))?
         } else {
             let memory = Bound::new(py, SharedBuffer { buffer })?;
-            self.frombuffer
-                .bind(py)
-                .call((memory,), Some(&self.dtype_kwargs(py, DType::UInt8)?))?
+            self.frombuffer.bind(py).call((memory,), Some(&self.dtype_kwargs(py, DType::UInt8)?))?
         };
         bytes.call_method0(intern!(py, "untyped_storage"))
     }
 
     fn build_view<'py>(&self, storage: &Bound<'py, PyAny>, desc: &TensorDesc) -> PyResult<Bound<'py, PyAny>> {
         let py = storage.py();
-        let empty = self
-            .empty
-            .bind(py)
-            .call((0,), Some(&self.dtype_kwargs(py, desc.dtype)?))?;
+        let empty = self.empty.bind(py).call((0,), Some(&self.dtype_kwargs(py, desc.dtype)?))?;
         let offset = desc.offset / desc.dtype.size();
         let shape = PyTuple::new(py, &desc.shape)?;
         let strides = PyTuple::new(py, strides_of(desc))?;
@@ -286,9 +267,7 @@ impl TorchApi {
 
     fn dtype_kwargs<'py>(&self, py: Python<'py>, dtype: DType) -> PyResult<Bound<'py, PyDict>> {
         let unknown = || PyRuntimeError::new_err(format!("this torch has no dtype {dtype}"));
-        let object = self.dtypes[usize::from(dtype.code())]
-            .as_ref()
-            .ok_or_else(unknown)?;
+        let object = self.dtypes[usize::from(dtype.code())].as_ref().ok_or_else(unknown)?;
         let kwargs = PyDict::new(py);
         kwargs.set_item(intern!(py, "dtype"), object)?;
         Ok(kwargs)
@@ -297,23 +276,15 @@ impl TorchApi {
 
 /// A quantized tensor's scales are not in its memory; pickle knows how to send them.
 fn is_quantized(dtype: DType) -> bool {
-    matches!(
-        dtype,
-        DType::QInt8 | DType::QUInt8 | DType::QInt32 | DType::QUInt4x2 | DType::QUInt2x4
-    )
+    matches!(dtype, DType::QInt8 | DType::QUInt8 | DType::QInt32 | DType::QUInt4x2 | DType::QUInt2x4)
 }
 
 pub(super) fn is_complex(dtype: DType) -> bool {
-    matches!(
-        dtype,
-        DType::Complex32 | DType::Complex64 | DType::Complex128 | DType::BComplex32
-    )
+    matches!(dtype, DType::Complex32 | DType::Complex64 | DType::Complex128 | DType::BComplex32)
 }
 
 fn strides_of(desc: &TensorDesc) -> Vec<u64> {
-    desc.strides
-        .clone()
-        .unwrap_or_else(|| layout::row_major_strides(&desc.shape))
+    desc.strides.clone().unwrap_or_else(|| layout::row_major_strides(&desc.shape))
 }
 
 pub(super) fn requires_grad(tensor: &Bound<'_, PyAny>) -> PyResult<bool> {

@@ -65,12 +65,7 @@ impl<'py> TensorWriter<'py> {
 
     /// A writer that reads tensors by `api`.
     pub(crate) fn with(py: Python<'py>, api: &'py TorchApi) -> Self {
-        Self {
-            py,
-            api,
-            entries: Vec::new(),
-            index_of: HashMap::new(),
-        }
+        Self { py, api, entries: Vec::new(), index_of: HashMap::new() }
     }
 
     /// Whether `object` is of the exact type `torch.Tensor`, which need not be plain.
@@ -108,11 +103,7 @@ impl<'py> TensorWriter<'py> {
         };
         let layout = Layout::of(plain.dims());
         let index = u32::try_from(self.entries.len())?;
-        self.entries.push(Entry {
-            tensor: tensor.clone(),
-            plain,
-            layout,
-        });
+        self.entries.push(Entry { tensor: tensor.clone(), plain, layout });
         self.remember();
         Ok(Ok(index))
     }
@@ -131,30 +122,19 @@ impl<'py> TensorWriter<'py> {
         let known = if count == FEW + 1 { 0 } else { count - 1 };
         if count > FEW {
             let new = self.entries.iter().zip(0..).skip(known);
-            self.index_of
-                .extend(new.map(|(entry, index)| (entry.tensor.as_ptr() as usize, index)));
+            self.index_of.extend(new.map(|(entry, index)| (entry.tensor.as_ptr() as usize, index)));
         }
     }
 
     /// The tensors' descriptions and the memory they lie in. The regions keep large tensors' storages
     /// alive.
     pub(crate) fn finish(self) -> PyResult<(Vec<TensorDesc>, Vec<Region>)> {
-        let mut packing = Packing {
-            py: self.py,
-            entries: &self.entries,
-            placed: Vec::new(),
-            buffers: Vec::new(),
-        };
+        let mut packing =
+            Packing { py: self.py, entries: &self.entries, placed: Vec::new(), buffers: Vec::new() };
         packing.all((0..self.entries.len()).collect())?;
-        let Packing {
-            mut placed, buffers, ..
-        } = packing;
+        let Packing { mut placed, buffers, .. } = packing;
         placed.sort_unstable_by_key(|placed| placed.member);
-        let descs = self
-            .entries
-            .into_iter()
-            .zip(placed)
-            .map(|(entry, placed)| entry.describe(placed));
+        let descs = self.entries.into_iter().zip(placed).map(|(entry, placed)| entry.describe(placed));
         Ok((descs.collect(), buffers))
     }
 }
@@ -187,10 +167,7 @@ impl Entry<'_> {
     }
 
     fn run(&self) -> Run {
-        Run {
-            start: self.start(),
-            end: self.start().saturating_add(self.span()),
-        }
+        Run { start: self.start(), end: self.start().saturating_add(self.span()) }
     }
 
     fn kept_strides(&self) -> Option<Vec<u64>> {
@@ -304,15 +281,7 @@ impl<'a, 'py> Packing<'a, 'py> {
             self.copy(&group, run, lead + run.len(), |source, target| {
                 for &(start, end) in &shown {
                     let (from, len) = (start - run.start, end - start);
-                    copy_block(
-                        source,
-                        Block {
-                            from,
-                            to: lead + from,
-                            len,
-                        },
-                        target,
-                    );
+                    copy_block(source, Block { from, to: lead + from, len }, target);
                 }
             })?
         };
@@ -320,12 +289,7 @@ impl<'a, 'py> Packing<'a, 'py> {
         for member in group {
             let entry = &self.entries[member];
             let offset = lead + (entry.start() - run.start);
-            self.placed.push(Placed {
-                member,
-                buffer,
-                offset,
-                strides: entry.kept_strides(),
-            });
+            self.placed.push(Placed { member, buffer, offset, strides: entry.kept_strides() });
         }
         Ok(())
     }
@@ -349,10 +313,7 @@ impl<'a, 'py> Packing<'a, 'py> {
 
     fn union(&self, group: &[usize]) -> Run {
         let runs = group.iter().map(|&member| self.entries[member].run());
-        let union = |a: Run, b: Run| Run {
-            start: a.start.min(b.start),
-            end: a.end.max(b.end),
-        };
+        let union = |a: Run, b: Run| Run { start: a.start.min(b.start), end: a.end.max(b.end) };
         runs.reduce(union).unwrap_or(Run { start: 0, end: 0 })
     }
 
@@ -361,9 +322,7 @@ impl<'a, 'py> Packing<'a, 'py> {
     fn lead(&self, group: &[usize], run: Run) -> Option<usize> {
         let fits = |lead: &usize| {
             let entries = group.iter().map(|&member| &self.entries[member]);
-            entries
-                .clone()
-                .all(|e| (lead + e.start() - run.start).is_multiple_of(e.dims().item))
+            entries.clone().all(|e| (lead + e.start() - run.start).is_multiple_of(e.dims().item))
         };
         [0, run.start % MAX_ITEM].into_iter().find(fits)
     }
@@ -425,12 +384,7 @@ impl<'a, 'py> Packing<'a, 'py> {
 
     fn place(&mut self, member: usize, region: Region, strides: Option<Vec<u64>>) -> PyResult<()> {
         let buffer = self.add(region)?;
-        self.placed.push(Placed {
-            member,
-            buffer,
-            offset: 0,
-            strides,
-        });
+        self.placed.push(Placed { member, buffer, offset: 0, strides });
         Ok(())
     }
 

@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use tensorcall_proto::ids::{Identity, MessageId, Rank};
-use tensorcall_proto::wire::message::{Message, Outcome, Phase, Reply};
+use tensorcall_proto::wire::message::{FailureKind, Message, Outcome, Phase, Reply};
 
-use super::peers::{Gone, Peer, Peers, Way};
+use super::peers::{Gone, Peer, PeerState, Peers, Ticket, Way};
 use super::{Inner, LinkEntry};
 use crate::body::Received;
 use crate::clock::now;
@@ -60,15 +60,7 @@ impl Events for Inner {
         }
     }
 
-    fn next_tick(&self) -> Option<Instant> {
-        match self.next_tick.load(Ordering::SeqCst) {
-            u64::MAX => None,
-            micros => Some(self.base + std::time::Duration::from_micros(micros)),
-        }
-    }
-
     fn tick(&self, now: Instant) {
-        self.next_tick.store(u64::MAX, Ordering::SeqCst);
         for peer in self.peers.get().into_iter().flat_map(Peers::iter) {
             self.tick_peer(peer, now);
         }
@@ -81,7 +73,7 @@ impl Events for Inner {
 
 impl Inner {
     /// The peer with this identity, if it is that life of it (LIFE-1).
-    fn peer_in_life(&self, identity: &Identity) -> Option<Arc<Peer>> {
+    pub(super) fn peer_in_life(&self, identity: &Identity) -> Option<Arc<Peer>> {
         let peer = self.peers.get()?.get(identity.rank)?;
         (peer.info.identity == *identity).then(|| Arc::clone(peer))
     }
@@ -91,8 +83,8 @@ impl Inner {
         match message {
             Message::Reply(reply) => self.received_reply(peer, reply, body),
             Message::Progress { id, phase } => peer.state.lock().calls.set_phase(id, phase),
-            Message::Termination(message) => self.group_message(peer.rank(), message),
-            Message::Goodbye { .. } => self.peer_left(peer),
+            Message::Termination(message) => self.group_message(&peer.info.identity, message),
+            Message::Goodbye { .. } => self.peer_left(peer, true),
             Message::Call(_) | Message::Cancel { .. } => {
                 tracing::warn!(peer = %peer.info.identity, "request on a link of ours ignored");
             }
@@ -108,14 +100,10 @@ impl Inner {
                 }
             }
             Message::Cancel { id } => self.cancel_request(&peer, &*link, id),
-            Message::Termination(message) => {
-                if self.peer_in_life(&peer).is_some() {
-                    self.group_message(peer.rank, message);
-                }
-            }
+            Message::Termination(message) => self.group_message(&peer, message),
             Message::Goodbye { .. } => {
                 if let Some(peer) = self.peer_in_life(&peer) {
-                    self.peer_left(&peer);
+                    self.peer_left(&peer, false);
                 }
             }
             Message::Reply(_) | Message::Progress { .. } => {
@@ -125,19 +113,23 @@ impl Inner {
     }
 
     fn received_reply(&self, peer: &Arc<Peer>, reply: Reply, body: Received) {
-        let outcome = match reply.outcome {
-            Outcome::Returned { encoding } => Ok(Response { raised: false, encoding, body }),
-            Outcome::Raised { encoding } => Ok(Response { raised: true, encoding, body }),
-            Outcome::Failed { kind, text } => Err(Error::failure(peer.name(), kind, &text)),
-        };
         self.complete(|| {
-            let ticket = peer.state.lock().calls.finish(reply.id);
-            if ticket.is_none() {
+            let Some(ticket) = peer.state.lock().calls.finish(reply.id) else {
                 tracing::debug!(peer = %peer.info.identity, id = %reply.id, "late reply dropped");
-            }
-            ticket.map(|ticket| (ticket, outcome))
+                return None;
+            };
+            let outcome = match reply.outcome {
+                Outcome::Returned { encoding } => Ok(Response { raised: false, encoding, body }),
+                Outcome::Raised { encoding } => Ok(Response { raised: true, encoding, body }),
+                // Whoever of the two notices first that the time is over, it is the same error.
+                Outcome::Failed { kind: FailureKind::Expired, .. } => {
+                    Err(Error::timeout(peer.name(), &ticket.function, ticket.timeout, Phase::Waiting))
+                }
+                Outcome::Failed { kind, text } => Err(Error::failure(peer.name(), kind, &text)),
+            };
+            Some((ticket, outcome))
         });
-        peer.room.notify_one();
+        peer.room.notify_all();
         self.became_idle();
     }
 
@@ -148,14 +140,14 @@ impl Inner {
             return;
         }
         let gone = state.gone.clone().unwrap_or(Gone::Lost(why.reason));
-        let failed = state.calls.fail_all();
+        let failed = self.take_all(&mut state);
         let lost = state.gone.is_none() && !why.was_open && !self.is_closed();
         if lost {
             state.gone = Some(gone.clone());
         }
         let known = state.gone.is_some();
         drop(state);
-        peer.fail(failed, &gone);
+        self.fail(peer, failed, &gone);
         if lost {
             tracing::info!(peer = %peer.info.identity, ?gone, "peer lost");
             self.peer_gone(peer.rank(), false);
@@ -165,17 +157,36 @@ impl Inner {
         self.became_idle();
     }
 
-    /// A peer said goodbye.
-    fn peer_left(&self, peer: &Arc<Peer>) {
+    /// A peer said goodbye: on the link that we call on, or on the one that it calls on. Only after the
+    /// former no answer can come any more; after the latter some may still be on their way.
+    fn peer_left(&self, peer: &Arc<Peer>, on_our_link: bool) {
         let mut state = peer.state.lock();
-        if state.gone.is_some() {
-            return;
-        }
-        state.gone = Some(Gone::Left);
-        let failed = state.calls.fail_all();
+        let news = state.gone.is_none();
+        let gone = state.gone.get_or_insert(Gone::Left).clone();
+        let over = on_our_link || matches!(state.way, Way::None);
+        let failed = over.then(|| self.take_all(&mut state));
         drop(state);
-        peer.fail(failed, &Gone::Left);
-        self.peer_gone(peer.rank(), true);
+        match failed {
+            Some(failed) => self.fail(peer, failed, &gone),
+            None => {
+                peer.room.notify_all();
+            }
+        }
+        if news {
+            self.peer_gone(peer.rank(), true);
+        }
+        self.became_idle();
+    }
+
+    /// Takes all calls to a peer, in sight of the waves until [`fail`](Self::fail) has completed them.
+    fn take_all(&self, state: &mut PeerState) -> Vec<(MessageId, Ticket, Phase)> {
+        self.completing.fetch_add(1, Ordering::SeqCst);
+        state.calls.fail_all()
+    }
+
+    fn fail(&self, peer: &Peer, calls: Vec<(MessageId, Ticket, Phase)>, gone: &Gone) {
+        peer.fail(calls, gone);
+        self.completing.fetch_sub(1, Ordering::SeqCst);
     }
 
     /// The group agreed that a peer is lost, whatever we saw of it.
@@ -187,13 +198,13 @@ impl Inner {
         }
         let gone = Gone::Lost("the group has lost it".to_owned());
         state.gone = Some(gone.clone());
-        let failed = state.calls.fail_all();
+        let failed = self.take_all(&mut state);
         let way = std::mem::replace(&mut state.way, Way::None);
         drop(state);
         if let Way::Link { handle, .. } = way {
             handle.close(now());
         }
-        peer.fail(failed, &gone);
+        self.fail(peer, failed, &gone);
         self.drop_requests_of(peer);
     }
 
@@ -236,7 +247,7 @@ impl Inner {
         for call in expired {
             let error = Error::timeout(peer.name(), &call.token.function, call.token.timeout, call.phase);
             self.complete(|| Some((call.token, Err(error))));
-            peer.room.notify_one();
+            peer.room.notify_all();
         }
     }
 }

@@ -28,7 +28,7 @@ use tensorcall_proto::serving::Serving;
 use tensorcall_proto::wire::message::{Call, Encoding, FunctionRef, Message, Phase};
 
 pub use self::peers::PeerInfo;
-use self::peers::{Gone, Peer, Peers, Ticket, Way};
+use self::peers::{Peer, Peers, Ticket, Way};
 pub use self::pool::ThreadHook;
 use self::pool::{Pool, PoolConfig};
 pub use self::serve::{Handler, InboundCall, Responder};
@@ -39,6 +39,7 @@ use crate::clock::now;
 use crate::config::AgentConfig;
 use crate::error::{Error, ErrorKind, Result};
 use crate::future::{RpcFuture, promise};
+use crate::transport::alarm::Alarm;
 use crate::transport::memory::{Hub, MemoryTransport};
 use crate::transport::reactor::{Credentials, Reactor};
 use crate::transport::{Events, Link, LinkId, Outbound, Transport, socket};
@@ -118,9 +119,8 @@ pub(crate) struct Inner {
     serving: Mutex<Serving<()>>,
     group: Group,
     transports: OnceLock<Transports>,
-    /// When [`Events::tick`] has something to do, in microseconds after `base`.
-    next_tick: AtomicU64,
-    base: Instant,
+    /// When [`Events::tick`] has something to do.
+    alarm: Arc<Alarm>,
     /// Outcomes that are being handed to their futures: part of what a wave counts.
     completing: AtomicU64,
     /// No more calls are made or taken.
@@ -179,8 +179,10 @@ impl Agent {
             max_threads: config.max_threads.max(1),
             hook: Arc::clone(&handler) as Arc<dyn ThreadHook>,
         });
-        let credentials = Credentials { me: me.clone(), job: config.job.clone(), secret: config.secret.clone() };
+        let credentials =
+            Credentials { me: me.clone(), job: config.job.clone(), secret: config.secret.clone() };
         let limits = config.limits;
+        let alarm = Arc::new(Alarm::new(now()));
         let inner = Arc::new_cyclic(|this| Inner {
             this: this.clone(),
             me: me.clone(),
@@ -193,15 +195,14 @@ impl Agent {
             serving: Mutex::new(Serving::new()),
             group: Group::default(),
             transports: OnceLock::new(),
-            next_tick: AtomicU64::new(u64::MAX),
-            base: now(),
+            alarm: Arc::clone(&alarm),
             completing: AtomicU64::new(0),
             closed: AtomicBool::new(false),
         });
         let weak = Arc::downgrade(&inner);
         let events: Weak<dyn Events> = weak.clone();
         let memory = hub.join(me, events.clone(), limits);
-        let reactor = Reactor::start(events, credentials, listeners, limits, buffers)?;
+        let reactor = Reactor::start(events, alarm, credentials, listeners, limits, buffers)?;
         if inner.transports.set(Transports { memory, reactor }).is_err() {
             return Err(Error::usage("an agent is started once"));
         }
@@ -226,16 +227,18 @@ impl Agent {
     /// [`ErrorKind::Usage`] if names or ranks repeat, or if this worker is missing.
     pub fn open(&self, group: Vec<PeerInfo>) -> Result<()> {
         let inner = &self.inner;
-        let window =
-            Window { max_calls: inner.config.max_outstanding_calls, max_bytes: inner.config.max_outstanding_bytes };
+        let window = Window {
+            max_calls: inner.config.max_outstanding_calls,
+            max_bytes: inner.config.max_outstanding_bytes,
+        };
         if !group.iter().any(|info| info.identity == inner.me) {
             return Err(Error::usage(format!("worker '{}' is not in its own group", inner.me.name)));
         }
         let peers = Peers::new(group, window)?;
-        inner.group.start(inner.me.rank, peers.ranks());
         if inner.peers.set(peers).is_err() {
             return Err(Error::usage("the group of an agent is set once"));
         }
+        inner.start_group();
         inner.pool.open();
         Ok(())
     }
@@ -265,7 +268,9 @@ impl Agent {
             match self.try_call(to, request) {
                 Ok(future) => return Ok(future),
                 Err(CallError::Failed(error)) => return Err(error),
-                Err(CallError::Full(full)) if self.wait_for_room(to, limit)? => request = *full,
+                Err(CallError::Full(full)) if self.wait_for_room(to, full.body.len(), limit)? => {
+                    request = *full;
+                }
                 Err(CallError::Full(full)) => return Err(self.no_room(to, &full)),
             }
         }
@@ -280,20 +285,20 @@ impl Agent {
         self.inner.call(to, request)
     }
 
-    /// Waits until another call to `to` may be made, or `limit`; tells which.
+    /// Waits until another call of `bytes` bytes to `to` may be made, or `limit`; tells which.
     ///
     /// # Errors
     ///
     /// As [`Agent::call`].
-    pub fn wait_for_room(&self, to: Rank, limit: Option<Instant>) -> Result<bool> {
+    pub fn wait_for_room(&self, to: Rank, bytes: u64, limit: Option<Instant>) -> Result<bool> {
         let peer = self.inner.peer(to)?;
         let mut state = peer.state.lock();
-        while state.gone.is_none() && !self.inner.is_closed() && !state.calls.has_room(0) {
+        while state.gone.is_none() && !self.inner.is_closed() && !state.calls.has_room(bytes) {
             match limit {
                 None => peer.room.wait(&mut state),
                 Some(limit) => {
                     if peer.room.wait_until(&mut state, limit).timed_out() {
-                        return Ok(state.calls.has_room(0));
+                        return Ok(state.calls.has_room(bytes));
                     }
                 }
             }
@@ -303,7 +308,8 @@ impl Agent {
 
     /// The error of a call that found no room within its time.
     pub fn no_room(&self, to: Rank, request: &Request) -> Error {
-        let name = self.inner.peer(to).map_or_else(|_| self.inner.me.name.clone(), |peer| peer.name().clone());
+        let name =
+            self.inner.peer(to).map_or_else(|_| self.inner.me.name.clone(), |peer| peer.name().clone());
         Error::timeout(&name, &request.label, request.timeout.unwrap_or_default(), Phase::Queued)
     }
 
@@ -315,7 +321,7 @@ impl Agent {
         let text = format!("the call of {} on worker '{}' was cancelled", ticket.function, peer.name());
         self.inner.complete(|| Some((ticket, Err(Error::new(ErrorKind::Cancelled, text)))));
         self.inner.post(peer, Outbound::plain(Message::Cancel { id: call }));
-        peer.room.notify_one();
+        peer.room.notify_all();
         true
     }
 
@@ -324,11 +330,10 @@ impl Agent {
         self.inner.pool.spawn(Box::new(task));
     }
 
-    /// Workers that are lost: not those that left in good order.
-    pub fn lost(&self) -> Vec<Rank> {
+    /// Workers that are gone: those that were lost, and those that said goodbye.
+    pub fn gone(&self) -> Vec<Rank> {
         let peers = self.inner.peers.get().into_iter().flat_map(Peers::iter);
-        let lost = peers.filter(|peer| matches!(peer.state.lock().gone, Some(Gone::Lost(_))));
-        lost.map(|peer| peer.rank()).collect()
+        peers.filter(|peer| peer.state.lock().gone.is_some()).map(|peer| peer.rank()).collect()
     }
 
     /// Waits until nothing is under way in the whole group: every live worker has called this, and
@@ -398,6 +403,14 @@ impl Inner {
         let deadline = request.timeout.map(|timeout| start + timeout);
         let nested = pool::is_inside();
         let bytes = request.body.len();
+        let text = match &request.function {
+            FunctionRef::Name(name) | FunctionRef::Define { name, .. } => name.len(),
+            FunctionRef::InPayload | FunctionRef::Slot(_) => 0,
+        };
+        if let Err(error) = request.body.check(text, &self.config.limits) {
+            let text = format!("the call of {} on worker '{}': {error}", request.label, peer.name());
+            return Err(CallError::Failed(Error::usage(text)));
+        }
         let (promise, future) = promise();
         let mut state = peer.state.lock();
         if self.is_closed() {
@@ -421,7 +434,9 @@ impl Inner {
                 id,
                 function: request.function,
                 encoding: request.encoding,
-                timeout_us: request.timeout.map(|timeout| u64::try_from(timeout.as_micros()).unwrap_or(u64::MAX)),
+                timeout_us: request
+                    .timeout
+                    .map(|timeout| u64::try_from(timeout.as_micros()).unwrap_or(u64::MAX)),
                 nested,
                 autograd: None,
             }),
@@ -491,7 +506,8 @@ impl Inner {
             |transport: &&dyn Transport| addresses.iter().any(|address| transport.reaches(identity, address));
         // All addresses of one kind are tried by its transport; memory, which is this process, comes first.
         let Some(transport) = self.transports().find(reaches) else {
-            let reason = "no transport reaches any of its addresses".to_owned();
+            let tried: Vec<_> = addresses.iter().map(ToString::to_string).collect();
+            let reason = format!("no transport reaches any of its addresses ({})", tried.join(", "));
             self.closed(link, crate::transport::Closed { was_open: false, reason });
             return;
         };
@@ -509,24 +525,22 @@ impl Inner {
             }
             drop(state);
             for message in kept {
-                handle.send(message);
+                let id = message.id;
+                if handle.send(message)
+                    && let Some(id) = id
+                {
+                    peer.state.lock().calls.set_phase(id, Phase::Sent);
+                }
             }
         }
     }
 
     fn schedule(&self, when: Instant) {
-        let micros = self.micros(when);
-        if self.next_tick.fetch_min(micros, Ordering::SeqCst) > micros
+        if self.alarm.set(when)
             && let Some(transports) = self.transports.get()
         {
-            transports.reactor.wake_by(when);
+            transports.reactor.wake();
         }
-    }
-
-    fn micros(&self, time: Instant) -> u64 {
-        // Rounded up: at that microsecond the time has come.
-        let nanos = time.saturating_duration_since(self.base).as_nanos();
-        u64::try_from(nanos.div_ceil(1000)).unwrap_or(u64::MAX)
     }
 
     /// Completes a call, in sight of the waves (see [`shutdown`]).

@@ -37,7 +37,9 @@ impl PeerInfo {
     ///
     /// [`ErrorKind::Usage`](crate::ErrorKind::Usage) if it is not one.
     pub fn from_contact(name: WorkerName, rank: Rank, contact: &str) -> Result<Self> {
-        let invalid = |why: &dyn std::fmt::Display| Error::usage(format!("contact of worker '{name}' is invalid: {why}"));
+        let invalid = |why: &dyn std::fmt::Display| {
+            Error::usage(format!("contact of worker '{name}' is invalid: {why}"))
+        };
         let Contact { incarnation, addresses } = serde_json::from_str(contact).map_err(|e| invalid(&e))?;
         let incarnation = u64::from_str_radix(&incarnation, 16).map_err(|e| invalid(&e))?;
         let addresses = addresses.iter().map(|text| text.parse()).collect::<Result<_, _>>();
@@ -103,7 +105,8 @@ impl Peers {
 pub(crate) struct Peer {
     pub(crate) info: PeerInfo,
     pub(crate) state: Mutex<PeerState>,
-    /// A call to this peer ended: there may be room for another.
+    /// A call to this peer ended: there may be room for another. All who wait are told, since they need
+    /// room of different sizes and one that gave up meanwhile would keep the news from the others.
     pub(crate) room: Condvar,
 }
 
@@ -129,8 +132,14 @@ pub(crate) struct Ticket {
 pub(crate) enum Way {
     None,
     /// Being made by some thread, which then sends the backlog.
-    Opening { id: LinkId, backlog: Vec<Outbound> },
-    Link { id: LinkId, handle: Arc<dyn Link> },
+    Opening {
+        id: LinkId,
+        backlog: Vec<Outbound>,
+    },
+    Link {
+        id: LinkId,
+        handle: Arc<dyn Link>,
+    },
 }
 
 /// Why a peer takes no part any more.
@@ -211,7 +220,12 @@ mod tests {
     #[test]
     fn a_contact_that_is_none_is_an_error_that_names_the_worker() {
         let name = WorkerName::parse("worker1").unwrap();
-        for text in ["", "{}", r#"{"incarnation": "x", "addresses": []}"#, r#"{"incarnation": "1", "addresses": ["?"]}"#] {
+        for text in [
+            "",
+            "{}",
+            r#"{"incarnation": "x", "addresses": []}"#,
+            r#"{"incarnation": "1", "addresses": ["?"]}"#,
+        ] {
             let error = PeerInfo::from_contact(name.clone(), Rank::new(1).unwrap(), text).unwrap_err();
             assert!(error.to_string().contains("worker1"), "{error}");
         }

@@ -33,6 +33,13 @@ const LINGER: Duration = Duration::from_secs(5);
 pub trait ThreadHook: Send + Sync {
     /// Runs `body`, which returns when the thread ends, with the thread signed in.
     fn run(&self, body: &mut (dyn FnMut() + Send));
+
+    /// How long a request waits for a thread that is at work before another thread is woken for it.
+    /// None by default. Where threads share one lock, many of them for short functions only get in
+    /// each other's way.
+    fn patience(&self) -> Duration {
+        Duration::ZERO
+    }
 }
 
 /// A request to run: called with `None` to run it, or with the reason why it never will.
@@ -80,6 +87,8 @@ struct State {
     /// Nested calls that may start although no place is free.
     extra: usize,
     last_progress: Option<Instant>,
+    /// When a request was last started.
+    last_start: Option<Instant>,
 }
 
 /// What a pool is doing.
@@ -127,8 +136,7 @@ impl Pool {
         self.0.kick(&mut state);
     }
 
-    /// Queues a request. If it may have to start without a place, returns when to call
-    /// [`tick`](Self::tick).
+    /// Queues a request. If it may need help to start, returns when to call [`tick`](Self::tick).
     pub(crate) fn submit(&self, nested: bool, job: Job) -> Option<Instant> {
         let mut state = self.0.state.lock();
         if state.stopping {
@@ -150,16 +158,16 @@ impl Pool {
         self.0.kick(&mut state);
     }
 
-    /// Lets a nested call pass if nothing has moved for a while; returns when to look again.
+    /// Wakes more threads if those at work take long, and lets a nested call pass if nothing has moved
+    /// for a while; returns when to look again.
     pub(crate) fn tick(&self, now: Instant) -> Option<Instant> {
         let mut state = self.0.state.lock();
-        let due = self.0.next_check(&state)?;
-        if due > now {
-            return Some(due);
-        }
-        state.extra += 1;
-        state.last_progress = Some(now);
         self.0.kick(&mut state);
+        if self.0.stalled(&state).is_some_and(|due| due <= now) {
+            state.extra += 1;
+            state.last_progress = Some(now);
+            self.0.kick(&mut state);
+        }
         self.0.next_check(&state)
     }
 
@@ -186,7 +194,8 @@ impl Pool {
     pub(crate) fn wait_ended(&self, limit: Instant) -> bool {
         let mut state = self.0.state.lock();
         // A pool thread that shuts its own agent down cannot wait for itself.
-        let own = usize::from(CURRENT.with_borrow(|m| m.as_ref().is_some_and(|m| Arc::ptr_eq(&m.pool, &self.0))));
+        let own =
+            usize::from(CURRENT.with_borrow(|m| m.as_ref().is_some_and(|m| Arc::ptr_eq(&m.pool, &self.0))));
         while state.threads > own {
             if self.0.ended.wait_until(&mut state, limit).timed_out() {
                 return state.threads <= own;
@@ -197,10 +206,23 @@ impl Pool {
 }
 
 impl Shared {
-    /// When a nested call that waits for a place may have to start without one.
+    /// When to look whether something in the queue needs help.
     fn next_check(&self, state: &State) -> Option<Instant> {
+        let held_back = if self.startable(state) > 0 { self.patient_until(state) } else { None };
+        held_back.into_iter().chain(self.stalled(state)).min()
+    }
+
+    /// When a nested call that waits for a place may start without one.
+    fn stalled(&self, state: &State) -> Option<Instant> {
         let stuck = state.open && !state.stopping && !state.nested.is_empty() && self.free_places(state) == 0;
         stuck.then(|| state.last_progress.unwrap_or_else(now) + STALL)
+    }
+
+    /// Until when requests are left to the threads that are at work or on their way.
+    fn patient_until(&self, state: &State) -> Option<Instant> {
+        let patience = self.config.hook.patience();
+        let someone = state.at_work + state.signaled + state.starting > 0;
+        if patience.is_zero() || !someone { None } else { state.last_start.map(|start| start + patience) }
     }
 
     fn free_places(&self, state: &State) -> usize {
@@ -224,6 +246,9 @@ impl Shared {
             let startable = self.startable(state);
             let coming = state.signaled + state.starting;
             if startable + state.tasks.len() <= coming {
+                return;
+            }
+            if state.tasks.len() <= coming && self.patient_until(state).is_some_and(|until| now() < until) {
                 return;
             }
             if state.idle > state.signaled {
@@ -297,6 +322,7 @@ impl Shared {
             if let Some(job) = self.take_request(&mut state) {
                 state.at_work += 1;
                 state.last_progress = Some(now());
+                state.last_start = state.last_progress;
                 self.kick(&mut state);
                 return Work::Request(job);
             }
@@ -304,7 +330,10 @@ impl Shared {
             let timed_out = self.work.wait_for(&mut state, LINGER).timed_out();
             state.idle -= 1;
             state.signaled = state.signaled.saturating_sub(1);
-            if timed_out && state.threads > self.config.places && self.startable(&state) + state.tasks.len() == 0 {
+            if timed_out
+                && state.threads > self.config.places
+                && self.startable(&state) + state.tasks.len() == 0
+            {
                 return Work::End;
             }
         }
@@ -324,9 +353,11 @@ impl Shared {
         state.nested.pop_front()
     }
 
-    fn thread_ended(&self) {
+    fn thread_ended(self: &Arc<Self>) {
         let mut state = self.state.lock();
         state.threads -= 1;
+        // Work that came since this thread decided to end may have found the cap reached.
+        self.kick(&mut state);
         drop(state);
         self.ended.notify_all();
     }
@@ -555,6 +586,35 @@ mod tests {
         pool.spawn(Box::new(move || said.send(()).unwrap()));
 
         says.recv_timeout(SOON).unwrap();
+    }
+
+    struct Patient;
+
+    impl ThreadHook for Patient {
+        fn run(&self, body: &mut (dyn FnMut() + Send)) {
+            body();
+        }
+
+        fn patience(&self) -> Duration {
+            Duration::from_millis(50)
+        }
+    }
+
+    #[test]
+    fn a_patient_pool_wakes_another_thread_when_the_one_at_work_takes_long() {
+        let pool = Pool::new(PoolConfig { places: 4, max_threads: 10, hook: Arc::new(Patient) });
+        pool.open();
+        let (a, _go_a) = blocked_request(&pool, false);
+        a.recv_timeout(SOON).unwrap();
+        let (b, _go_b) = blocked_request(&pool, false);
+        let due = pool.tick(now()).unwrap();
+
+        while now() < due {
+            assert!(b.recv_timeout(due.saturating_duration_since(now())).is_err());
+        }
+        pool.tick(now());
+
+        assert_eq!(b.recv_timeout(SOON), Ok(None));
     }
 
     #[test]

@@ -5,9 +5,7 @@ use std::time::Duration;
 
 use tensorcall_proto::ids::Identity;
 use tensorcall_proto::serving::{CancelOutcome, RequestKey, Start};
-use tensorcall_proto::wire::message::{
-    Call, Encoding, FailureKind, FunctionRef, Message, Outcome, Reply,
-};
+use tensorcall_proto::wire::message::{Call, Encoding, FailureKind, FunctionRef, Message, Outcome, Reply};
 
 use super::Inner;
 use super::pool::ThreadHook;
@@ -59,13 +57,24 @@ impl Responder {
         self.answer(Outcome::Failed { kind, text }, Body::default());
     }
 
+    /// Whether nobody wants the answer any more: the caller cancelled the call or is gone. A function
+    /// that takes long may look now and then.
+    pub fn is_cancelled(&self) -> bool {
+        self.agent.upgrade().is_none_or(|agent| agent.serving.lock().is_cancelled(self.key))
+    }
+
     fn answer(mut self, outcome: Outcome, body: Body) {
         self.answered = true;
         self.send(outcome, body);
     }
 
-    fn send(&self, outcome: Outcome, body: Body) {
+    fn send(&self, mut outcome: Outcome, mut body: Body) {
         let Some(agent) = self.agent.upgrade() else { return };
+        let text = if let Outcome::Failed { text, .. } = &outcome { text.len() } else { 0 };
+        if let Err(error) = body.check(text, &agent.config.limits) {
+            let text = format!("the result cannot be sent: {error}");
+            (outcome, body) = (Outcome::Failed { kind: FailureKind::Usage, text }, Body::default());
+        }
         // Finished before it is sent: until the answer arrives the caller counts it as outstanding.
         if agent.serving.lock().finish(self.key) {
             let reply = Message::Reply(Reply { id: self.key.id, outcome });
@@ -119,7 +128,12 @@ impl Inner {
     }
 
     /// The caller no longer wants an answer.
-    pub(super) fn cancel_request(&self, caller: &Identity, link: &dyn Link, id: tensorcall_proto::ids::MessageId) {
+    pub(super) fn cancel_request(
+        &self,
+        caller: &Identity,
+        link: &dyn Link,
+        id: tensorcall_proto::ids::MessageId,
+    ) {
         let key = RequestKey { peer: caller.rank, incarnation: caller.incarnation, id };
         let outcome = self.serving.lock().cancel(key);
         if let CancelOutcome::Waiting(()) = outcome {
@@ -129,7 +143,13 @@ impl Inner {
 }
 
 /// The turn of a request has come, on a pool thread; or it never will, because it was `refused`.
-fn run(agent: &Weak<Inner>, link: Arc<dyn Link>, key: RequestKey, request: InboundCall, refused: Option<String>) {
+fn run(
+    agent: &Weak<Inner>,
+    link: Arc<dyn Link>,
+    key: RequestKey,
+    request: InboundCall,
+    refused: Option<String>,
+) {
     let Some(inner) = agent.upgrade() else { return };
     let start = inner.serving.lock().start(key, now());
     match start {

@@ -6,12 +6,12 @@
 //! it is taken off the old one, or, where it moves against the order of reading, it counts as activity,
 //! so that the next wave disagrees.
 
-use std::sync::atomic::Ordering;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
-use tensorcall_proto::ids::Rank;
+use tensorcall_proto::ids::{Identity, Rank};
 use tensorcall_proto::termination::{
     Config, Counts, Effect, Termination, TerminationMessage, WaitReason, WaitingFor,
 };
@@ -34,7 +34,7 @@ pub(super) struct Group {
 struct State {
     machine: Option<Termination>,
     /// Messages that came before the group was known.
-    early: Vec<(Rank, TerminationMessage)>,
+    early: Vec<(Identity, TerminationMessage)>,
     /// Some thread is carrying out effects; it will see those added meanwhile.
     driving: bool,
     /// The last round that was found quiet.
@@ -42,21 +42,26 @@ struct State {
 }
 
 impl Group {
-    pub(super) fn start(&self, me: Rank, ranks: impl Iterator<Item = Rank>) {
-        let mut state = self.state.lock();
-        let mut machine = Termination::new(me, ranks, Config::default());
-        for (from, message) in std::mem::take(&mut state.early) {
-            machine.handle_message(now(), from, message);
-        }
-        state.machine = Some(machine);
-    }
-
     pub(super) fn is_waiting(&self) -> bool {
         self.state.lock().machine.as_ref().is_some_and(Termination::is_waiting)
     }
 }
 
 impl Inner {
+    /// The group is known. Members that were faster may have said something already.
+    pub(super) fn start_group(&self) {
+        let ranks = self.peers.get().into_iter().flat_map(Peers::ranks);
+        let machine = Termination::new(self.me.rank, ranks, Config::default());
+        let early = {
+            let mut state = self.group.state.lock();
+            state.machine = Some(machine);
+            std::mem::take(&mut state.early)
+        };
+        for (from, message) in early {
+            self.group_message(&from, message);
+        }
+    }
+
     pub(super) fn quiesce(&self, leaving: bool, limit: Option<Instant>) -> Result<()> {
         let mut round = 0;
         self.with_group(|machine, now| round = machine.arrive(now, leaving));
@@ -70,7 +75,8 @@ impl Inner {
                 None => self.group.changed.wait(&mut state),
                 Some(limit) => {
                     if self.group.changed.wait_until(&mut state, limit).timed_out() && state.quiet < round {
-                        let waiting = state.machine.as_ref().map(Termination::waiting_for).unwrap_or_default();
+                        let waiting =
+                            state.machine.as_ref().map(Termination::waiting_for).unwrap_or_default();
                         drop(state);
                         return Err(self.not_quiet(&waiting));
                     }
@@ -81,7 +87,9 @@ impl Inner {
     }
 
     fn not_quiet(&self, waiting: &[WaitingFor]) -> Error {
-        let name = |rank: Rank| self.peer(rank).map_or_else(|_| format!("rank {rank}"), |peer| format!("'{}'", peer.name()));
+        let name = |rank: Rank| {
+            self.peer(rank).map_or_else(|_| format!("rank {rank}"), |peer| format!("'{}'", peer.name()))
+        };
         let describe = |waiting: &WaitingFor| match waiting.reason {
             WaitReason::NotArrived => format!("worker {} has not called shutdown", name(waiting.rank)),
             WaitReason::Busy(Some(counts)) => format!(
@@ -91,11 +99,16 @@ impl Inner {
                 counts.processing
             ),
             WaitReason::Busy(None) => format!("worker {} does not answer", name(waiting.rank)),
-            WaitReason::Coordinator => format!("worker {} has not said that the group is quiet", name(waiting.rank)),
+            WaitReason::Coordinator => {
+                format!("worker {} has not said that the group is quiet", name(waiting.rank))
+            }
         };
         let shown: Vec<_> = waiting.iter().take(8).map(describe).collect();
         let more = if waiting.len() > 8 { format!(" and {} more", waiting.len() - 8) } else { String::new() };
-        Error::new(ErrorKind::Timeout, format!("the group did not become quiet in time: {}{more}", shown.join("; ")))
+        Error::new(
+            ErrorKind::Timeout,
+            format!("the group did not become quiet in time: {}{more}", shown.join("; ")),
+        )
     }
 
     /// From now on silence of any connected peer is noticed, not only of those that owe an answer.
@@ -107,15 +120,17 @@ impl Inner {
         self.schedule(at);
     }
 
-    pub(super) fn group_message(&self, from: Rank, message: TerminationMessage) {
+    pub(super) fn group_message(&self, from: &Identity, message: TerminationMessage) {
         {
             let mut state = self.group.state.lock();
             if state.machine.is_none() {
-                state.early.push((from, message));
+                state.early.push((from.clone(), message));
                 return;
             }
         }
-        self.with_group(|machine, now| machine.handle_message(now, from, message));
+        if self.peer_in_life(from).is_some() {
+            self.with_group(|machine, now| machine.handle_message(now, from.rank, message));
+        }
     }
 
     pub(super) fn group_gone(&self, rank: Rank, left: bool) {

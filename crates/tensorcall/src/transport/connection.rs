@@ -51,16 +51,22 @@ struct Out {
 impl Connection {
     pub(crate) fn new(link: LinkId, shared: Arc<Shared>) -> Arc<Self> {
         let out = Out { outbox: Outbox::new(), socket: None, blocked: false, ended: false };
-        Arc::new(Self { link, shared, out: Mutex::new(out), heard: AtomicU64::new(0), asked: AtomicU64::new(0) })
+        Arc::new(Self {
+            link,
+            shared,
+            out: Mutex::new(out),
+            heard: AtomicU64::new(0),
+            asked: AtomicU64::new(0),
+        })
     }
 
     /// The handshake is done: messages may be written to `socket`. Called by the reactor, which has it
-    /// registered.
-    pub(crate) fn open(&self, socket: Arc<OwnedFd>) -> io::Result<()> {
+    /// registered. Returns the messages that are out now.
+    pub(crate) fn open(&self, socket: Arc<OwnedFd>) -> io::Result<Vec<MessageId>> {
         self.heard_now(crate::clock::now());
         let mut out = self.out.lock();
         out.socket = Some(socket);
-        self.flush(&mut out).map(|_| ())
+        self.flush(&mut out)
     }
 
     /// The socket has room again. Returns the messages that are out now.
@@ -133,7 +139,8 @@ impl Link for Connection {
         let id = message.id;
         let (descriptor, payload, buffers) = message.describe();
         let inline = payload.len() <= INLINE_PAYLOAD;
-        let (inline, apart) = if inline { (payload, None) } else { (Vec::new(), Some(Region::from_vec(payload))) };
+        let (inline, apart) =
+            if inline { (payload, None) } else { (Vec::new(), Some(Region::from_vec(payload))) };
         let body: Vec<_> = apart.into_iter().chain(buffers).map(BodySegment).collect();
         let mut out = self.out.lock();
         if out.ended {

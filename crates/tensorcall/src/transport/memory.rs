@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tensorcall_proto::ids::Identity;
-use tensorcall_proto::wire::limits::Limits;
 use tensorcall_proto::wire::Descriptor;
+use tensorcall_proto::wire::limits::Limits;
 
 use super::{Address, Closed, Events, Link, LinkId, Outbound, Transport};
 use crate::body::{Body, Received};
@@ -28,6 +28,9 @@ pub struct Hub {
 struct Endpoint {
     identity: Identity,
     events: Weak<dyn Events>,
+    /// Links that this endpoint is an end of. Under one lock with the endpoint itself, so that none is
+    /// made to an endpoint that has just closed all of its links.
+    links: Vec<Weak<Pair>>,
 }
 
 impl std::fmt::Debug for Hub {
@@ -43,21 +46,37 @@ impl Hub {
     }
 
     /// A transport of the worker `me`, who hears of messages through `events`.
-    pub(crate) fn join(self: &Arc<Self>, me: Identity, events: Weak<dyn Events>, limits: Limits) -> MemoryTransport {
+    pub(crate) fn join(
+        self: &Arc<Self>,
+        me: Identity,
+        events: Weak<dyn Events>,
+        limits: Limits,
+    ) -> MemoryTransport {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        self.endpoints.lock().insert(number, Endpoint { identity: me.clone(), events });
-        MemoryTransport { hub: Arc::clone(self), number, me, limits, links: Mutex::default() }
+        self.endpoints.lock().insert(number, Endpoint { identity: me.clone(), events, links: Vec::new() });
+        MemoryTransport { hub: Arc::clone(self), number, me, limits }
     }
+}
 
-    fn find(&self, candidates: &[Address], peer: &Identity) -> Option<Arc<dyn Events>> {
-        let endpoints = self.endpoints.lock();
-        candidates.iter().find_map(|address| match address {
-            Address::Memory(number) => {
-                let endpoint = endpoints.get(number).filter(|endpoint| endpoint.identity == *peer)?;
-                endpoint.events.upgrade()
-            }
-            _ => None,
-        })
+/// The first of `candidates` that is `peer` and lives.
+fn find(
+    endpoints: &HashMap<u64, Endpoint>,
+    candidates: &[Address],
+    peer: &Identity,
+) -> Option<(u64, Arc<dyn Events>)> {
+    candidates.iter().find_map(|address| match address {
+        Address::Memory(number) => {
+            let endpoint = endpoints.get(number).filter(|endpoint| endpoint.identity == *peer)?;
+            Some((*number, endpoint.events.upgrade()?))
+        }
+        _ => None,
+    })
+}
+
+impl Endpoint {
+    fn add(&mut self, pair: &Arc<Pair>) {
+        self.links.retain(|link| link.strong_count() > 0);
+        self.links.push(Arc::downgrade(pair));
     }
 }
 
@@ -68,7 +87,6 @@ pub(crate) struct MemoryTransport {
     number: u64,
     me: Identity,
     limits: Limits,
-    links: Mutex<Vec<Weak<Pair>>>,
 }
 
 /// A link and its two ends.
@@ -113,17 +131,21 @@ impl Transport for MemoryTransport {
     }
 
     fn connect(&self, link: LinkId, peer: &Identity, candidates: Vec<Address>) -> Arc<dyn Link> {
-        let own = self.hub.endpoints.lock().get(&self.number).map(|endpoint| endpoint.events.clone());
-        let there = self.hub.find(&candidates, peer);
+        let mut endpoints = self.hub.endpoints.lock();
+        let own = endpoints.get(&self.number).map(|endpoint| endpoint.events.clone());
+        let there = find(&endpoints, &candidates, peer);
         let open = own.is_some() && there.is_some();
         let mine = End { link, events: own.clone().unwrap_or_else(nobody) };
         let theirs = match &there {
-            Some(events) => End { link: events.next_link(), events: Arc::downgrade(events) },
+            Some((_, events)) => End { link: events.next_link(), events: Arc::downgrade(events) },
             None => End { link, events: nobody() },
         };
         let pair = Arc::new(Pair { limits: self.limits, open: AtomicBool::new(open), ends: [mine, theirs] });
-        self.links.lock().push(Arc::downgrade(&pair));
-        if let Some(events) = there.filter(|_| open) {
+        for number in there.iter().map(|&(number, _)| number).chain([self.number]) {
+            endpoints.get_mut(&number).into_iter().for_each(|endpoint| endpoint.add(&pair));
+        }
+        drop(endpoints);
+        if let Some((_, events)) = there.filter(|_| open) {
             let handle = Arc::new(MemoryLink { pair: Arc::clone(&pair), side: 1 });
             let (number, me) = (pair.ends[1].link, self.me.clone());
             deliver(Box::new(move || events.accepted(number, me, handle)));
@@ -136,8 +158,8 @@ impl Transport for MemoryTransport {
     }
 
     fn stop(&self, _limit: Instant) {
-        self.hub.endpoints.lock().remove(&self.number);
-        let links = std::mem::take(&mut *self.links.lock());
+        let endpoint = self.hub.endpoints.lock().remove(&self.number);
+        let links = endpoint.map(|endpoint| endpoint.links).unwrap_or_default();
         for pair in links.iter().filter_map(Weak::upgrade) {
             pair.close();
         }
@@ -151,7 +173,8 @@ impl Pair {
         }
         for end in &self.ends {
             if let Some(events) = end.events.upgrade() {
-                let (link, why) = (end.link, Closed { was_open: true, reason: "closed by the peer".to_owned() });
+                let (link, why) =
+                    (end.link, Closed { was_open: true, reason: "closed by the peer".to_owned() });
                 deliver(Box::new(move || events.closed(link, why)));
             }
         }
@@ -166,10 +189,12 @@ impl Link for MemoryLink {
         let there = &self.pair.ends[1 - self.side];
         match transfer(message, &self.pair.limits) {
             Ok((descriptor, body)) => {
-                if let Some(events) = there.events.upgrade() {
-                    let link = there.link;
-                    deliver(Box::new(move || events.received(link, descriptor.message, body)));
-                }
+                let Some(events) = there.events.upgrade() else {
+                    self.pair.close();
+                    return false;
+                };
+                let link = there.link;
+                deliver(Box::new(move || events.received(link, descriptor.message, body)));
                 true
             }
             Err(error) => {
@@ -188,7 +213,10 @@ impl Link for MemoryLink {
 }
 
 /// The message as the other side gets it: written, read and checked as on every transport.
-fn transfer(message: Outbound, limits: &Limits) -> Result<(Descriptor, Received), Box<dyn std::error::Error>> {
+fn transfer(
+    message: Outbound,
+    limits: &Limits,
+) -> Result<(Descriptor, Received), Box<dyn std::error::Error>> {
     let (descriptor, payload, buffers) = message.describe();
     let descriptor = Descriptor::decode(&descriptor.encode(), limits)?;
     let body = Body { payload, tensors: descriptor.tensors.clone(), buffers }.receive()?;
@@ -211,9 +239,6 @@ impl Events for Nobody {
     fn received(&self, _: LinkId, _: tensorcall_proto::wire::message::Message, _: Received) {}
     fn sent(&self, _: LinkId, _: tensorcall_proto::ids::MessageId) {}
     fn closed(&self, _: LinkId, _: Closed) {}
-    fn next_tick(&self) -> Option<Instant> {
-        None
-    }
     fn tick(&self, _: Instant) {}
 }
 

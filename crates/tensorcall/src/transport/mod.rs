@@ -8,6 +8,7 @@
 //! To add a transport, implement the two traits, say in [`Address`] how to name its end, and add a
 //! line to `tests/transport_suite.rs`.
 
+pub(crate) mod alarm;
 pub(crate) mod connection;
 pub mod memory;
 pub(crate) mod reactor;
@@ -112,10 +113,7 @@ pub trait Events: Send + Sync {
     /// A link is gone, or could not be opened.
     fn closed(&self, link: LinkId, why: Closed);
 
-    /// When to call [`tick`](Self::tick) at the latest.
-    fn next_tick(&self) -> Option<Instant>;
-
-    /// Time has come.
+    /// The time has come that was asked for.
     fn tick(&self, now: Instant);
 }
 

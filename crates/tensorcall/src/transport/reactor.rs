@@ -9,19 +9,19 @@
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::event::epoll::{self, EventData, EventFlags};
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use tensorcall_proto::connection::{Allocate, Arrival, Inbox};
 use tensorcall_proto::handshake::{Expect, Initiator, Responder, Role};
 use tensorcall_proto::ids::Identity;
 use tensorcall_proto::wire::limits::Limits;
 
+use super::alarm::Alarm;
 use super::connection::Connection;
 use super::socket::{self, ListenSocket};
 use super::{Address, Closed, Events, Link, LinkId, Transport};
@@ -32,14 +32,20 @@ use crate::error::{Error, Result};
 
 /// A peer must have proved itself within this time.
 const GREETING_LIMIT: Duration = Duration::from_secs(5);
-/// Connections that may be unproved at once; further ones are closed.
+/// Connections that may be unproved at once. Further ones take the place of the oldest: who is silent
+/// has had his time then, and who is not needs a moment only.
 const GREETING_PLACES: usize = 128;
+/// Pause in accepting when the system has no descriptor or memory for a connection.
+const DEAF: Duration = Duration::from_millis(500);
 /// Bytes read at a time, unless they go straight into a message's memory.
 const SCRATCH: usize = 128 << 10;
 /// Bytes read from one connection before others get their turn.
 const TURN: usize = 8 << 20;
 /// Bodies with at least this much to come are read straight into place.
 const DIRECT: usize = 16 << 10;
+
+/// Shorter times are waited for exactly.
+const COARSE: Duration = Duration::from_millis(5);
 
 const WAKE: u64 = 0;
 
@@ -56,8 +62,7 @@ pub(crate) struct Shared {
     epoll: OwnedFd,
     wake: OwnedFd,
     commands: Mutex<Vec<Command>>,
-    /// Until when the reactor sleeps unless woken, in microseconds; 0 while it is awake.
-    sleeping_until: AtomicU64,
+    alarm: Arc<Alarm>,
     base: Instant,
 }
 
@@ -76,19 +81,16 @@ impl Shared {
         self.wake();
     }
 
-    /// Sees to it that the reactor looks at its deadlines by `when`.
-    pub(crate) fn wake_by(&self, when: Instant) {
-        let until = self.sleeping_until.load(Ordering::SeqCst);
-        if self.micros(when) < until {
-            self.wake();
-        }
-    }
-
     pub(crate) fn micros(&self, time: Instant) -> u64 {
         u64::try_from(time.saturating_duration_since(self.base).as_micros()).unwrap_or(u64::MAX)
     }
 
-    pub(crate) fn set_interest(&self, link: LinkId, socket: &OwnedFd, interest: EventFlags) -> io::Result<()> {
+    pub(crate) fn set_interest(
+        &self,
+        link: LinkId,
+        socket: &OwnedFd,
+        interest: EventFlags,
+    ) -> io::Result<()> {
         Ok(epoll::modify(&self.epoll, socket, EventData::new_u64(link_token(link)), interest)?)
     }
 
@@ -111,6 +113,7 @@ impl Reactor {
     /// Starts the thread. It tells `events` what happens, and ends when nobody holds that any more.
     pub(crate) fn start(
         events: Weak<dyn Events>,
+        alarm: Arc<Alarm>,
         credentials: Credentials,
         listeners: Vec<ListenSocket>,
         limits: Limits,
@@ -121,7 +124,7 @@ impl Reactor {
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC).map_err(what)?,
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(what)?,
             commands: Mutex::default(),
-            sleeping_until: AtomicU64::new(0),
+            alarm,
             base: now(),
         });
         epoll::add(&shared.epoll, &shared.wake, EventData::new_u64(WAKE), EventFlags::IN).map_err(what)?;
@@ -139,6 +142,7 @@ impl Reactor {
             pool,
             sockets: HashMap::new(),
             greeting: 0,
+            deaf_until: None,
             scratch: vec![0; SCRATCH],
             stop: None,
         };
@@ -147,8 +151,9 @@ impl Reactor {
         Ok(Self { shared, addresses, host: socket::host_id(), thread: Mutex::new(Some(thread)) })
     }
 
-    pub(crate) fn wake_by(&self, when: Instant) {
-        self.shared.wake_by(when);
+    /// Makes the reactor look at its alarm.
+    pub(crate) fn wake(&self) {
+        self.shared.wake();
     }
 }
 
@@ -197,6 +202,8 @@ struct Driver {
     sockets: HashMap<LinkId, Socket>,
     /// How many accepted connections have not proved themselves.
     greeting: usize,
+    /// No connections are accepted until then, because the system could not give us one.
+    deaf_until: Option<Instant>,
     scratch: Vec<u8>,
     stop: Option<Instant>,
 }
@@ -217,7 +224,11 @@ enum Stage {
     /// Waiting for the connect to be decided.
     Connecting(Attempt),
     /// Proving each other. `Attempt` is that of the connecting side.
-    Greeting { handshake: Handshake, unsent: Vec<u8>, attempt: Option<Attempt> },
+    Greeting {
+        handshake: Handshake,
+        unsent: Vec<u8>,
+        attempt: Option<Attempt>,
+    },
     Open(Inbox<Allocator>),
 }
 
@@ -277,7 +288,7 @@ impl Driver {
             self.obey(&*events);
             let now = now();
             self.expire(now, &*events);
-            if events.next_tick().is_some_and(|due| due <= now) {
+            if self.shared.alarm.take_due(now) {
                 events.tick(now);
             }
             if self.stop.is_some_and(|limit| self.sockets.is_empty() || now >= limit) {
@@ -286,10 +297,9 @@ impl Driver {
                 }
                 return;
             }
-            let next = self.next_deadline(&*events);
             // Others must be able to end the agent while we sleep.
             drop(events);
-            if let Err(error) = self.sleep(next, &mut ready) {
+            if let Err(error) = self.sleep(&mut ready) {
                 tracing::error!(%error, "epoll failed; this agent is lost");
                 return;
             }
@@ -300,25 +310,27 @@ impl Driver {
         }
     }
 
-    fn sleep(&self, until: Option<Instant>, ready: &mut Vec<epoll::Event>) -> io::Result<()> {
-        let micros = until.map_or(u64::MAX, |until| self.shared.micros(until));
-        self.shared.sleeping_until.store(micros, Ordering::SeqCst);
-        // Whoever sets an earlier deadline from here on wakes us; one set before the store is seen here.
-        let earlier = self.events.upgrade().and_then(|events| events.next_tick());
-        let until = until.into_iter().chain(earlier).min();
-        let timeout = until.map(|until| until.saturating_duration_since(now()));
-        let timeout = timeout.and_then(|timeout| rustix::event::Timespec::try_from(timeout).ok());
+    fn sleep(&self, ready: &mut Vec<epoll::Event>) -> io::Result<()> {
+        let until = self.shared.alarm.go_to_sleep(self.next_deadline());
+        let mut timeout = until.map(|until| until.saturating_duration_since(now()));
+        if let Some(brief) = timeout.filter(|timeout| *timeout < COARSE && !timeout.is_zero()) {
+            // `epoll_wait` counts in milliseconds, rounded up; `ppoll` does not.
+            let brief = Timespec::try_from(brief).ok();
+            let _ = poll(&mut [PollFd::new(&self.shared.epoll, PollFlags::IN)], brief.as_ref());
+            timeout = Some(Duration::ZERO);
+        }
+        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         let result = epoll::wait(&self.shared.epoll, rustix::buffer::spare_capacity(ready), timeout.as_ref());
-        self.shared.sleeping_until.store(0, Ordering::SeqCst);
+        self.shared.alarm.awake();
         match result {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
         }
     }
 
-    fn next_deadline(&self, events: &dyn Events) -> Option<Instant> {
-        let own = self.sockets.values().filter_map(|socket| socket.deadline).chain(self.stop).min();
-        own.into_iter().chain(events.next_tick()).min()
+    fn next_deadline(&self) -> Option<Instant> {
+        let deadlines = self.sockets.values().filter_map(|socket| socket.deadline);
+        deadlines.chain(self.stop).chain(self.deaf_until).min()
     }
 
     /// Does what other threads asked for.
@@ -330,7 +342,11 @@ impl Driver {
                     self.connect(connection, Attempt { peer, rest, tried: Vec::new() }, events);
                 }
                 Command::Close(link, limit) => self.start_close(link, limit, events),
-                Command::Fail(link, reason) => self.end(link, End::Gone(reason), events),
+                Command::Fail(link, reason) => {
+                    // The peer may have said goodbye before the connection failed.
+                    let end = self.read(link, events).err().unwrap_or(End::Gone(reason));
+                    self.end(link, end, events);
+                }
                 Command::Stop(limit) => {
                     self.stop = Some(limit);
                     self.listeners.clear();
@@ -353,6 +369,10 @@ impl Driver {
     }
 
     fn expire(&mut self, now: Instant, events: &dyn Events) {
+        if self.deaf_until.is_some_and(|until| until <= now) {
+            self.deaf_until = None;
+            self.listen(EventFlags::IN);
+        }
         let late: Vec<_> = self
             .sockets
             .iter()
@@ -390,22 +410,43 @@ impl Driver {
             let Some(listener) = self.listeners.get(index) else { return };
             match socket::accept(listener) {
                 Ok(None) => return,
-                Ok(Some(_)) if self.greeting >= GREETING_PLACES => {
-                    tracing::warn!("connection refused: too many connections have not proved themselves");
-                }
                 Ok(Some((fd, peer))) => {
+                    if self.greeting >= GREETING_PLACES {
+                        self.end_oldest_greeting(events);
+                    }
                     if let Err(error) = self.greet_accepted(fd, peer, events) {
                         tracing::warn!(%error, "cannot take a connection");
                     }
                 }
                 Err(error) => {
                     tracing::warn!(%error, "connection refused");
-                    // Out of descriptors: the waiting connection would wake us for ever.
                     if error.kind() != io::ErrorKind::PermissionDenied {
+                        // Out of descriptors perhaps: the connection that waits would wake us for ever.
+                        self.listen(EventFlags::empty());
+                        self.deaf_until = Some(now() + DEAF);
                         return;
                     }
                 }
             }
+        }
+    }
+
+    /// Whether new connections wake us.
+    fn listen(&self, interest: EventFlags) {
+        for (index, listener) in self.listeners.iter().enumerate() {
+            let data = EventData::new_u64(listener_token(index));
+            if let Err(error) = epoll::modify(&self.shared.epoll, &listener.fd, data, interest) {
+                tracing::error!(%error, "cannot change what the reactor waits for");
+            }
+        }
+    }
+
+    fn end_oldest_greeting(&mut self, events: &dyn Events) {
+        let accepted = |socket: &Socket| matches!(socket.stage, Stage::Greeting { attempt: None, .. });
+        let oldest = self.sockets.iter().filter(|(_, socket)| accepted(socket)).map(|(&link, _)| link).min();
+        if let Some(link) = oldest {
+            let reason = "it was silent, and too many others wait".to_owned();
+            self.end(link, End::Refused(reason), events);
         }
     }
 
@@ -487,12 +528,11 @@ impl Driver {
     fn start_greeting(&mut self, link: LinkId) -> Result<(), End> {
         let Some(socket) = self.sockets.get_mut(&link) else { return Ok(()) };
         let Credentials { me, job, secret } = &self.credentials;
-        let placeholder = Stage::Connecting(Attempt {
-            peer: me.clone(),
-            rest: VecDeque::new(),
-            tried: Vec::new(),
-        });
-        let Stage::Connecting(attempt) = std::mem::replace(&mut socket.stage, placeholder) else { return Ok(()) };
+        let placeholder =
+            Stage::Connecting(Attempt { peer: me.clone(), rest: VecDeque::new(), tried: Vec::new() });
+        let Stage::Connecting(attempt) = std::mem::replace(&mut socket.stage, placeholder) else {
+            return Ok(());
+        };
         let expect = Expect { rank: attempt.peer.rank, incarnation: Some(attempt.peer.incarnation) };
         let initiator = Initiator::new(secret, job, me.clone(), expect, Role::Calls, nonce()?);
         socket.stage = Stage::Greeting {
@@ -523,7 +563,7 @@ impl Driver {
                 return Err(End::Gone("the socket takes no handshake".to_owned()));
             }
             match rustix::io::read(&socket.fd, &mut buffer) {
-                Ok(0) => return Err(End::Gone("closed by the peer during the handshake".to_owned())),
+                Ok(0) => return Err(End::Gone(handshake.closed())),
                 Ok(count) => {
                     let result = handshake.feed(&buffer[..count]);
                     if let Err(reason) = result {
@@ -542,7 +582,13 @@ impl Driver {
         }
     }
 
-    fn opened(&mut self, link: LinkId, peer: Identity, leftover: &[u8], events: &dyn Events) -> Result<(), End> {
+    fn opened(
+        &mut self,
+        link: LinkId,
+        peer: Identity,
+        leftover: &[u8],
+        events: &dyn Events,
+    ) -> Result<(), End> {
         let Some(socket) = self.sockets.get_mut(&link) else { return Ok(()) };
         let inbox = Inbox::new(self.limits, Allocator(Arc::clone(&self.pool)));
         let before = std::mem::replace(&mut socket.stage, Stage::Open(inbox));
@@ -556,7 +602,9 @@ impl Driver {
         } else {
             events.opened(link);
         }
-        socket.connection.open(Arc::clone(&socket.fd))?;
+        for id in socket.connection.open(Arc::clone(&socket.fd))? {
+            events.sent(link, id);
+        }
         let Stage::Open(inbox) = &mut socket.stage else { return Ok(()) };
         inbox.feed(leftover).map_err(|error| End::Refused(error.to_string()))?;
         dispatch(link, inbox, &socket.connection, events)
@@ -607,12 +655,20 @@ impl Driver {
                 self.greeting -= 1;
                 socket.connection.end();
                 if self.stop.is_none() {
-                    tracing::warn!(from = socket.peer, reason, "connection refused: it did not prove to be of this job");
+                    tracing::warn!(
+                        from = socket.peer,
+                        reason,
+                        "connection refused: it did not prove to be of this job"
+                    );
                 }
             }
             Stage::Open(_) => {
                 if let End::Refused(_) = end {
-                    tracing::warn!(peer = socket.peer, reason, "connection closed: the peer broke the protocol");
+                    tracing::warn!(
+                        peer = socket.peer,
+                        reason,
+                        "connection closed: the peer broke the protocol"
+                    );
                 }
                 socket.connection.end();
                 events.closed(link, Closed { was_open: true, reason });
@@ -661,7 +717,8 @@ fn read_into(
     };
     let direct = target.len();
     let count = rustix::io::readv(fd, &mut [IoSliceMut::new(target), IoSliceMut::new(scratch)])?;
-    let result = inbox.filled(count.min(direct)).and_then(|()| inbox.feed(&scratch[..count.saturating_sub(direct)]));
+    let result =
+        inbox.filled(count.min(direct)).and_then(|()| inbox.feed(&scratch[..count.saturating_sub(direct)]));
     Ok(result.map(|()| (count, direct + room)))
 }
 
@@ -711,6 +768,14 @@ impl Handshake {
         match self {
             Self::Initiator(side) => side.feed(bytes).map_err(|error| error.to_string()),
             Self::Responder(side) => side.feed(bytes).map_err(|error| error.to_string()),
+        }
+    }
+
+    /// What it means that the peer closes the connection now.
+    fn closed(&self) -> String {
+        match self {
+            Self::Initiator(side) => side.closed().to_string(),
+            Self::Responder(side) => side.closed().to_string(),
         }
     }
 

@@ -5,8 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::net::{
-    AddressFamily, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, getsockname,
-    listen, socket_with, sockopt,
+    AddressFamily, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect,
+    getsockname, listen, socket_with, sockopt,
 };
 
 use super::Address;
@@ -36,7 +36,8 @@ pub(crate) fn listen_tcp(ip: IpAddr) -> Result<ListenSocket> {
 
 /// Listens on the abstract Unix socket `name`.
 pub(crate) fn listen_unix(name: &str) -> Result<ListenSocket> {
-    let what = |error: rustix::io::Errno| Error::io(&format!("cannot listen on the Unix socket {name:?}"), error);
+    let what =
+        |error: rustix::io::Errno| Error::io(&format!("cannot listen on the Unix socket {name:?}"), error);
     let fd = new_socket(AddressFamily::UNIX).map_err(|e| Error::io("cannot make a Unix socket", e))?;
     bind(&fd, &SocketAddrUnix::new_abstract_name(name.as_bytes()).map_err(what)?).map_err(what)?;
     listen(&fd, BACKLOG).map_err(what)?;
@@ -88,7 +89,11 @@ pub(crate) fn accept(socket: &ListenSocket) -> io::Result<Option<(OwnedFd, Strin
     if let Address::Unix { .. } = socket.address {
         let peer = sockopt::socket_peercred(&fd)?;
         if peer.uid != rustix::process::geteuid() {
-            let text = format!("process {} of user {} is not of this user", peer.pid.as_raw_nonzero(), peer.uid.as_raw());
+            let text = format!(
+                "process {} of user {} is not of this user",
+                peer.pid.as_raw_nonzero(),
+                peer.uid.as_raw()
+            );
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
         }
         return Ok(Some((fd, format!("local process {}", peer.pid.as_raw_nonzero()))));
@@ -100,7 +105,8 @@ pub(crate) fn accept(socket: &ListenSocket) -> io::Result<Option<(OwnedFd, Strin
 }
 
 fn describe(address: SocketAddrAny) -> String {
-    SocketAddr::try_from(address).map_or_else(|_| "an unknown address".to_owned(), |address| address.to_string())
+    SocketAddr::try_from(address)
+        .map_or_else(|_| "an unknown address".to_owned(), |address| address.to_string())
 }
 
 fn new_socket(family: AddressFamily) -> io::Result<OwnedFd> {
@@ -126,7 +132,10 @@ pub(crate) fn host_id() -> String {
 /// routes to `rendezvous`, else loopback.
 pub(crate) fn listen_ip(listen: Option<&str>, rendezvous: Option<&str>) -> Result<IpAddr> {
     if let Some(text) = listen {
-        return resolve(text)?.first().map(SocketAddr::ip).ok_or_else(|| Error::usage(format!("{text:?} has no address")));
+        return resolve(text)?
+            .first()
+            .map(SocketAddr::ip)
+            .ok_or_else(|| Error::usage(format!("{text:?} has no address")));
     }
     let Some(host) = rendezvous else { return Ok(Ipv4Addr::LOCALHOST.into()) };
     let mut last = Error::usage(format!("rendezvous host {host:?} has no address"));

@@ -49,7 +49,9 @@ pub(crate) fn send_pieces<'a>(
     // borrowed for `'a` or lies inside a region (`part` checked the bounds) whose owner the segment,
     // borrowed for `'a`, keeps alive. The kernel only reads; no `&[u8]` is formed over foreign memory,
     // so a concurrent write can garble bytes and nothing else (MEM-1).
-    let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const header, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) };
+    let sent = unsafe {
+        libc::sendmsg(socket.as_raw_fd(), &raw const header, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT)
+    };
     u64::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
 
@@ -65,9 +67,9 @@ fn part(region: &Region, offset: u64, len: u64) -> io::Result<(*const u8, usize)
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Read;
     use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
-    use std::io::Read;
 
     #[test]
     fn pieces_arrive_in_order_and_parts_are_cut_right() {
@@ -89,7 +91,8 @@ mod tests {
         let (here, _there) = UnixStream::pair().unwrap();
         let segment = BodySegment(Region::from_vec(vec![0; 4]));
 
-        let result = send_pieces(here.as_fd(), std::iter::once(Piece::Part { segment: &segment, offset: 2, len: 3 }));
+        let result =
+            send_pieces(here.as_fd(), std::iter::once(Piece::Part { segment: &segment, offset: 2, len: 3 }));
 
         assert_eq!(result.unwrap_err().kind(), io::ErrorKind::InvalidInput);
     }

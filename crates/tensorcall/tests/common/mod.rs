@@ -4,14 +4,22 @@
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-use tensorcall::proto::ids::{Rank, WorkerName};
+use tensorcall::buffer::{ALIGNMENT, Buffer, Region};
+use tensorcall::proto::ids::{Identity, Incarnation, Rank, WorkerName};
 use tensorcall::proto::wire::message::{Encoding, FailureKind, FunctionRef};
+use tensorcall::transport::Address;
 use tensorcall::transport::memory::Hub;
 use tensorcall::{
-    Agent, AgentConfig, Error, Handler, InboundCall, PeerInfo, Request, Responder, Result, RpcFuture, ThreadHook, body::Body,
+    Agent, AgentConfig, Error, Handler, InboundCall, PeerInfo, Request, Responder, Result, RpcFuture,
+    ThreadHook,
+    body::{Body, Received},
 };
+
+pub(crate) mod gate;
+pub(crate) mod raw;
 
 /// No wait of a test is longer.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
@@ -23,13 +31,21 @@ type Function = Box<dyn Fn(InboundCall, Responder) + Send + Sync>;
 pub(crate) struct Functions(HashMap<&'static str, Function>);
 
 impl Functions {
-    pub(crate) fn with(mut self, name: &'static str, function: impl Fn(InboundCall, Responder) + Send + Sync + 'static) -> Self {
+    pub(crate) fn with(
+        mut self,
+        name: &'static str,
+        function: impl Fn(InboundCall, Responder) + Send + Sync + 'static,
+    ) -> Self {
         self.0.insert(name, Box::new(function));
         self
     }
 
     /// A function from payload to payload.
-    pub(crate) fn plain(self, name: &'static str, function: impl Fn(&[u8]) -> Vec<u8> + Send + Sync + 'static) -> Self {
+    pub(crate) fn plain(
+        self,
+        name: &'static str,
+        function: impl Fn(&[u8]) -> Vec<u8> + Send + Sync + 'static,
+    ) -> Self {
         self.with(name, move |call, responder| {
             let result = function(call.body.payload.as_ref());
             responder.returned(Encoding::Bytes, Body::of(result));
@@ -63,42 +79,102 @@ pub(crate) fn config(number: u32) -> AgentConfig {
     config
 }
 
-/// Tells the agents of each other.
-pub(crate) fn introduce(agents: &[Agent]) {
-    let infos = || {
-        agents.iter().map(|agent| {
-            let me = agent.identity();
-            PeerInfo::from_contact(me.name.clone(), me.rank, &agent.contact()).unwrap()
-        })
-    };
-    for agent in agents {
-        agent.open(infos().collect()).unwrap();
+/// A way to move messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Memory,
+    Unix,
+    Tcp,
+}
+
+impl Kind {
+    pub(crate) const ALL: [Self; 3] = [Self::Memory, Self::Unix, Self::Tcp];
+    pub(crate) const SOCKETS: [Self; 2] = [Self::Unix, Self::Tcp];
+
+    pub(crate) fn of(address: &Address) -> Self {
+        match address {
+            Address::Memory(_) => Self::Memory,
+            Address::Unix { .. } => Self::Unix,
+            Address::Tcp(_) => Self::Tcp,
+        }
     }
 }
 
-/// Agents that meet over sockets.
-pub(crate) fn socket_group(count: u32, adjust: impl Fn(&mut AgentConfig), functions: impl Fn() -> Functions) -> Vec<Agent> {
+/// Agents that meet over one kind of transport. Calls to oneself go through memory, as ever.
+pub(crate) fn group(
+    kind: Kind,
+    count: u32,
+    adjust: impl Fn(&mut AgentConfig),
+    functions: impl Fn() -> Functions,
+) -> Vec<Agent> {
+    let agents = strangers(kind, count, adjust, functions);
+    for (own, agent) in agents.iter().enumerate() {
+        let mut infos: Vec<_> = agents.iter().map(|agent| info_over(kind, agent)).collect();
+        infos[own] = info(agent);
+        agent.open(infos).unwrap();
+    }
+    agents
+}
+
+/// Agents that do not know each other yet.
+pub(crate) fn strangers(
+    kind: Kind,
+    count: u32,
+    adjust: impl Fn(&mut AgentConfig),
+    functions: impl Fn() -> Functions,
+) -> Vec<Agent> {
+    let hub = Hub::new();
     let start = |number| {
         let mut config = config(number);
         adjust(&mut config);
-        Agent::start(config, Arc::new(functions())).unwrap()
+        let handler = Arc::new(functions());
+        match kind {
+            Kind::Memory => Agent::start_in_memory(config, handler, &hub).unwrap(),
+            Kind::Unix | Kind::Tcp => Agent::start(config, handler).unwrap(),
+        }
     };
-    let agents: Vec<_> = (0..count).map(start).collect();
+    (0..count).map(start).collect()
+}
+
+/// What others know of an agent.
+pub(crate) fn info(agent: &Agent) -> PeerInfo {
+    let me = agent.identity();
+    PeerInfo::from_contact(me.name.clone(), me.rank, &agent.contact()).unwrap()
+}
+
+/// The same with addresses of one kind only.
+pub(crate) fn info_over(kind: Kind, agent: &Agent) -> PeerInfo {
+    let mut info = info(agent);
+    info.addresses.retain(|address| Kind::of(address) == kind);
+    assert_eq!(info.addresses.len(), 1, "an agent has one address of a kind");
+    info
+}
+
+/// Tells the agents of each other.
+pub(crate) fn introduce(agents: &[Agent]) {
+    for agent in agents {
+        agent.open(agents.iter().map(info).collect()).unwrap();
+    }
+}
+
+/// Agents that meet over sockets, of whatever kind they choose.
+pub(crate) fn socket_group(
+    count: u32,
+    adjust: impl Fn(&mut AgentConfig),
+    functions: impl Fn() -> Functions,
+) -> Vec<Agent> {
+    let agents = strangers(Kind::Tcp, count, adjust, functions);
     introduce(&agents);
     agents
 }
 
 /// Agents that meet in memory.
-pub(crate) fn memory_group(count: u32, adjust: impl Fn(&mut AgentConfig), functions: impl Fn() -> Functions) -> Vec<Agent> {
-    let hub = Hub::new();
-    let start = |number| {
-        let mut config = config(number);
-        adjust(&mut config);
-        Agent::start_in_memory(config, Arc::new(functions()), &hub).unwrap()
-    };
-    let agents: Vec<_> = (0..count).map(start).collect();
-    introduce(&agents);
-    agents
+pub(crate) fn memory_group(
+    count: u32,
+    adjust: impl Fn(&mut AgentConfig),
+    functions: impl Fn() -> Functions,
+) -> Vec<Agent> {
+    group(Kind::Memory, count, adjust, functions)
 }
 
 pub(crate) fn threads(count: usize) -> NonZeroUsize {
@@ -131,20 +207,65 @@ pub(crate) fn ask(agent: &Agent, to: u32, function: &str, payload: &[u8]) -> Res
 }
 
 #[allow(clippy::disallowed_methods, reason = "tests have their own clock")]
+pub(crate) fn now() -> Instant {
+    Instant::now()
+}
+
 pub(crate) fn deadline(after: Duration) -> Instant {
-    Instant::now() + after
+    now() + after
+}
+
+/// Runs `run` on a thread; [`finish`] gets its result.
+pub(crate) fn thread<R: Send + 'static>(run: impl FnOnce() -> R + Send + 'static) -> Receiver<R> {
+    let (send, receive) = std::sync::mpsc::channel();
+    std::thread::spawn(move || send.send(run()));
+    receive
+}
+
+/// The result of a thread, in time.
+pub(crate) fn finish<R>(thread: &Receiver<R>) -> R {
+    thread.recv_timeout(SOON).expect("a thread ends in time, without a panic")
 }
 
 /// All agents leave together, as graceful shutdown does.
 pub(crate) fn leave_together(agents: Vec<Agent>) {
     let leave = |agent: Agent| {
-        std::thread::spawn(move || {
+        thread(move || {
             agent.quiesce(true, Some(deadline(SOON))).unwrap();
             agent.close(true, deadline(Duration::from_secs(2)));
         })
     };
     let threads: Vec<_> = agents.into_iter().map(leave).collect();
-    for thread in threads {
-        thread.join().unwrap();
+    threads.iter().for_each(finish);
+}
+
+/// A function that gives back what it gets, and fails unless all of it is aligned.
+pub(crate) fn mirror(call: InboundCall, responder: Responder) {
+    let Received { payload, tensors, buffers } = call.body;
+    if let Some(misaligned) = buffers.iter().chain([&payload]).find(|b| !is_aligned(b)) {
+        return responder.failed(FailureKind::Internal, format!("{misaligned:?} is not aligned"));
     }
+    let buffers = buffers.into_iter().map(Region::from_buffer).collect();
+    responder.returned(Encoding::Bytes, Body { payload: payload.as_ref().to_vec(), tensors, buffers });
+}
+
+pub(crate) fn is_aligned(buffer: &Buffer) -> bool {
+    buffer.as_ptr() as usize % ALIGNMENT == 0
+}
+
+/// Bytes that differ from their neighbours at any distance that matters.
+pub(crate) fn pattern(len: usize, seed: u8) -> Vec<u8> {
+    let block: Vec<u8> = (0..65_521u32).map(|i| (i % 251) as u8 ^ (i / 251) as u8 ^ seed).collect();
+    let mut bytes = Vec::with_capacity(len);
+    while bytes.len() < len {
+        bytes.extend_from_slice(&block[..block.len().min(len - bytes.len())]);
+    }
+    bytes
+}
+
+/// What others know of an agent as long as it is not there: nobody ever listened at its addresses.
+pub(crate) fn nobody(number: u32, addresses: Vec<Address>) -> PeerInfo {
+    let config = config(number);
+    let identity = Identity { name: config.name, rank: config.rank, incarnation: Incarnation::new(7) };
+    PeerInfo { identity, addresses }
 }

@@ -1,0 +1,258 @@
+"""The interface of ``torch.distributed.rpc``: call functions on other workers.
+
+rpc.init_rpc("worker1", rank=1, world_size=2)
+result = rpc.rpc_sync("worker0", torch.add, args=(torch.ones(2), 3))
+rpc.shutdown()
+"""
+
+from __future__ import annotations
+
+import logging
+import numbers
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch.distributed
+from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import _create_store_from_options, rendezvous
+
+from . import _futures, _membership
+from . import api as api
+from . import backend_registry as backend_registry
+from . import constants as constants
+from . import functions as functions
+from . import internal as internal
+from . import options as options
+from ._agent import RpcAgent, TensorPipeAgent
+from ._rref import PyRRef
+from ._worker import WorkerInfo
+from .api import (
+    RRef,
+    _get_current_rpc_agent,
+    _is_current_rpc_agent_set,
+    _require_initialized,
+    _rref_context_get_debug_info,
+    enable_gil_profiling,
+    get_rpc_timeout,
+    get_worker_info,
+    remote,
+    rpc_async,
+    rpc_sync,
+    shutdown,
+)
+from .api import _set_rpc_timeout as _set_rpc_timeout
+from .backend_registry import (
+    BackendValue,
+    backend_registered,
+    construct_rpc_backend_options,
+    init_backend,
+    register_backend,
+)
+from .options import RpcBackendOptions, TensorPipeRpcBackendOptions
+from .server_process_global_profiler import (
+    _server_process_global_profile as _server_process_global_profile,
+)
+
+__all__ = [
+    "BackendType",
+    "BackendValue",
+    "PyRRef",
+    "RRef",
+    "RpcAgent",
+    "RpcBackendOptions",
+    "TensorPipeAgent",
+    "TensorPipeRpcBackendOptions",
+    "WorkerInfo",
+    "backend_registered",
+    "construct_rpc_backend_options",
+    "enable_gil_profiling",
+    "get_rpc_timeout",
+    "get_worker_info",
+    "init_backend",
+    "init_rpc",
+    "is_available",
+    "register_backend",
+    "remote",
+    "rpc_async",
+    "rpc_sync",
+    "shutdown",
+]
+
+_logger = logging.getLogger("tensorcall")
+
+BackendType: Any
+"""The backends there are: always the registry's current enum."""
+
+_init_counter = 0
+_init_counter_lock = threading.Lock()
+_rendezvous: list[Iterator[Any]] = []
+"""Kept for ever: a store goes away with the iterator that made it, and others may still need it."""
+
+
+def is_available() -> bool:
+    """Whether RPC can be used."""
+    return True
+
+
+def init_rpc(
+    name: str,
+    backend: Any = None,
+    rank: int = -1,
+    world_size: int | None = None,
+    rpc_backend_options: RpcBackendOptions | None = None,
+) -> None:
+    """Join the group as worker `name`; afterwards every worker can be called.
+
+    Args:
+        name: unique in the group; letters, digits, ``-``, ``_`` and ``:``.
+        backend: a member of `BackendType`, by default the one that fits the options.
+        rank: from 0 to ``world_size - 1``, unique in the group.
+        world_size: how many workers there are.
+        rpc_backend_options: by default ``TensorPipeRpcBackendOptions()``.
+
+    Raises:
+        TypeError: a backend or options of the wrong type.
+        ValueError: a rank outside of the group, or a rendezvous that lacks something.
+        RuntimeError: RPC is initialized already, a name is not unique, or somebody did not come
+            within the RPC timeout. No agent is set then.
+    """
+    backend, chosen = _choose_backend(backend, rpc_backend_options)
+    _check_rank(rank, world_size)
+    if _is_current_rpc_agent_set():
+        raise RuntimeError("RPC is already initialized")
+    _futures.patch()
+    store, rank, world_size = _meet(chosen, rank, world_size)
+    _autograd()._init(rank)
+    _init_rpc_backend(backend, store, name, rank, world_size, chosen)
+
+
+def _choose_backend(backend: Any, given: Any) -> tuple[Any, Any]:
+    if backend is not None and not backend_registry.is_backend(backend):
+        raise TypeError("Argument backend must be a member of BackendType")
+    if given is not None and not isinstance(given, RpcBackendOptions):
+        raise TypeError("Argument rpc_backend_options must be an instance of RpcBackendOptions")
+    default = backend_registry.BackendType.TENSORPIPE
+    if backend is None and given is not None:
+        backend = _infer_backend(given)
+        if backend.name != default.name:
+            _logger.warning(
+                "init_rpc takes the backend %r from the options; pass backend= to be explicit", backend
+            )
+    if backend is None:
+        backend = default
+    if given is None:
+        given = backend_registry.construct_rpc_backend_options(backend)
+    return backend, given
+
+
+def _infer_backend(given: RpcBackendOptions) -> Any:
+    for candidate in backend_registry.BackendType:
+        if isinstance(given, type(backend_registry.construct_rpc_backend_options(candidate))):
+            return candidate
+    raise TypeError(f"Could not infer backend for options {given}")
+
+
+def _check_rank(rank: Any, world_size: Any) -> None:
+    """Find what cannot work before waiting for anybody. -1 stands for a rank given elsewhere."""
+    if not isinstance(rank, numbers.Integral):
+        raise _wrong_type(rank, numbers.Integral)
+    if world_size is not None and not isinstance(world_size, numbers.Integral):
+        raise _wrong_type(world_size, (numbers.Integral, type(None)))
+    if world_size is None:
+        return
+    number, size = int(rank), int(world_size)
+    if size < 0:
+        raise ValueError(f"world_size must not be negative, got {size}")
+    if size and number != -1 and not 0 <= number < size:
+        raise ValueError(f"rank must be from 0 to world_size - 1: got rank {rank} with world_size {size}")
+
+
+def _meet(chosen: RpcBackendOptions, rank: int, world_size: int | None) -> tuple[Store, int, int | None]:
+    """Let c10d find the store; also what rank and size its URL or environment give."""
+    global _init_counter
+    if not world_size:
+        store = _create_store_from_options(chosen, rank)  # type: ignore[no-untyped-call]
+    else:
+        deadline = _membership.Deadline.of_rendezvous(chosen.rpc_timeout)
+        meeting = rendezvous(chosen.init_method, rank=rank, world_size=world_size, timeout=deadline.left())
+        _rendezvous.append(meeting)
+        store, rank, world_size = next(meeting)
+        _check_rank(rank, world_size)
+        store.set_timeout(deadline.left())
+    with _init_counter_lock:
+        store = PrefixStore(f"rpc_prefix_{_init_counter}", store)
+        _init_counter += 1
+    return store, rank, world_size
+
+
+def _autograd() -> Any:
+    """The module that prepares distributed autograd: ours, under the name that programs patch."""
+    import tensorcall.autograd as ours
+
+    theirs = getattr(torch.distributed, "autograd", None)
+    return theirs if getattr(theirs, "__name__", None) == ours.__name__ else ours
+
+
+def _init_rpc_backend(
+    backend: Any = None,
+    store: Any = None,
+    name: Any = None,
+    rank: Any = -1,
+    world_size: Any = None,
+    rpc_backend_options: Any = None,
+) -> None:
+    if backend is None:
+        backend = backend_registry.BackendType.TENSORPIPE
+    if not backend_registry.is_backend(backend):
+        raise _wrong_type(backend, backend_registry.BackendType)
+    expected: list[tuple[Any, Any]] = [
+        (store, Store),
+        (name, str),
+        (rank, numbers.Integral),
+        (world_size, (numbers.Integral, type(None))),
+        (rpc_backend_options, RpcBackendOptions),
+    ]
+    for argument, types in expected:
+        if not isinstance(argument, types):
+            raise _wrong_type(argument, types)
+    if _is_current_rpc_agent_set():
+        raise RuntimeError("RPC is already initialized")
+    agent = backend_registry.init_backend(
+        backend,
+        store=store,
+        name=name,
+        rank=rank,
+        world_size=world_size,
+        rpc_backend_options=rpc_backend_options,
+    )
+    api._init_rpc_states(agent)
+
+
+def _wrong_type(argument: object, expected: object) -> RuntimeError:
+    return RuntimeError(f"Argument {argument} must be of type {expected} but got type {type(argument)}")
+
+
+@_require_initialized
+def _get_debug_info() -> dict[str, str]:
+    """Figures about references, the agent and autograd."""
+    info = dict(_rref_context_get_debug_info())
+    info.update(_get_current_rpc_agent().get_debug_info())
+    info.update(_autograd()._get_debug_info())
+    return info
+
+
+def _enable_jit_rref_pickle() -> None:
+    """Nothing: there are no RRefs yet that a script could pickle."""
+
+
+def _disable_jit_rref_pickle() -> None:
+    """Nothing: there are no RRefs yet that a script could pickle."""
+
+
+def __getattr__(name: str) -> Any:
+    if name == "BackendType":
+        return backend_registry.BackendType
+    if name in ("_all_gather", "_barrier", "_wait_all", "_wait_all_workers"):
+        return getattr(api, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,246 @@
+"""The agent object that Python sees, and which one is current in this process."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .. import _tensorcall
+from ._worker import WorkerInfo
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+    from .options import TensorPipeRpcBackendOptions
+
+NOT_SET = (
+    "Current RPC agent is not set! Did you initialize the RPC framework (e.g. by calling `rpc.init_rpc`)?"
+)
+
+
+_EXIT_PATIENCE = 1.0
+"""Seconds that functions of other workers get to end when the interpreter does (EXIT-1)."""
+
+
+class RpcAgent:
+    """What every kind of agent offers."""
+
+    def get_worker_info(self, worker: str | int | None = None) -> WorkerInfo:
+        """This worker, or the one of that name or rank."""
+        raise NotImplementedError
+
+    def get_worker_infos(self) -> list[WorkerInfo]:
+        """All workers of the group."""
+        raise NotImplementedError
+
+    def join(self, shutdown: bool = False, timeout: float = 0) -> None:
+        """Wait until nothing is in flight in the whole group."""
+        raise NotImplementedError
+
+    def sync(self) -> None:
+        """Wait until nothing is in flight in the whole group; the agent goes on."""
+        raise NotImplementedError
+
+    def shutdown(self) -> None:
+        """Stop at once."""
+        raise NotImplementedError
+
+    def get_debug_info(self) -> dict[str, str]:
+        """Figures about this agent."""
+        raise NotImplementedError
+
+    def get_metrics(self) -> dict[str, str]:
+        """Figures about this agent."""
+        raise NotImplementedError
+
+
+class TensorPipeAgent(RpcAgent):
+    """The default agent. `init_rpc` makes it; its class keeps torch's name, programs test for it.
+
+    Args:
+        native: the extension's agent, not yet open.
+        infos: all workers of the group, by rank.
+        roster: name, rank and contact of each, for the extension.
+    """
+
+    def __init__(
+        self,
+        native: _tensorcall.Agent,
+        infos: list[WorkerInfo],
+        roster: list[tuple[str, int, str]],
+        store: Store,
+        options: TensorPipeRpcBackendOptions,
+    ) -> None:
+        self.rpc_timeout = options.rpc_timeout
+        self._native = native
+        self._infos = infos
+        self._roster = roster
+        self._by_name = {info.name: info.id for info in infos}
+        self._me = infos[native.rank]
+        self._store = store
+        self._options = options
+        self._left = False
+
+    @property
+    def is_static_group(self) -> bool:
+        """Whether the group was given its size at the start."""
+        return True
+
+    @property
+    def store(self) -> Store:
+        """The store in which the group met."""
+        return self._store
+
+    def get_worker_info(self, worker: str | int | None = None) -> WorkerInfo:
+        return self._me if worker is None else self._infos[self._rank_of(worker)]
+
+    def get_worker_infos(self) -> list[WorkerInfo]:
+        return list(self._infos)
+
+    def join(self, shutdown: bool = False, timeout: float = 0) -> None:
+        """Wait until nothing is in flight in the whole group.
+
+        Args:
+            shutdown: this worker makes no further calls of its own.
+            timeout: seconds; 0 means no limit.
+
+        Raises:
+            RuntimeError: the limit passed.
+        """
+        self._native.join(timeout, shutdown)
+        self._left |= shutdown
+
+    def sync(self) -> None:
+        self.join(shutdown=False)
+
+    def shutdown(self) -> None:
+        self._native.close(self._left)
+
+    def lost_workers(self) -> set[int]:
+        """Ranks of the workers that died or left."""
+        return set(self._native.lost_workers())
+
+    def calls_sent(self) -> int:
+        """How many calls this agent has made."""
+        return self._native.calls_sent()
+
+    def get_debug_info(self) -> dict[str, str]:
+        return self.get_metrics()
+
+    def get_metrics(self) -> dict[str, str]:
+        metrics = {}
+        for key, value in self._native.metrics().items():
+            metrics[key if key.startswith("agent.") else f"agent.{key}"] = str(value)
+        if not _gil_profiling:
+            metrics.pop("agent.gil_average_wait_time_us", None)
+        return metrics
+
+    def _open(self) -> None:
+        self._native.open(self._roster)
+
+    def _rank_of(self, to: Any) -> int:
+        rank: int | None
+        if isinstance(to, str):
+            rank = self._by_name.get(to)
+            wanted = f"name {to}"
+        elif isinstance(to, WorkerInfo):
+            rank = to.id if self._by_name.get(to.name) == to.id else None
+            wanted = str(to)
+        elif isinstance(to, int):
+            rank = int(to) if 0 <= to < len(self._infos) else None
+            wanted = f"id {to}"
+        else:
+            raise ValueError(f"Cannot get WorkerInfo from name {to}")
+        if rank is None:
+            raise RuntimeError(f"name:{self._me.name},rank:{self._me.id} could not find destination {wanted}")
+        return rank
+
+    def _name_of(self, rank: int) -> str:
+        return self._infos[rank].name
+
+    def _get_backend_options(self) -> TensorPipeRpcBackendOptions:
+        return self._options
+
+    def _get_device_map(self, worker: WorkerInfo) -> dict[torch.device, torch.device]:
+        return self._options.device_maps.get(worker.name, {})
+
+
+_current: Any = None
+_foreign: list[Any] = []
+_lock = threading.Lock()
+_hooked = False
+_gil_profiling = False
+
+
+def current() -> Any:
+    """The current agent.
+
+    Raises:
+        RuntimeError: there is none.
+    """
+    if _current is None:
+        raise RuntimeError(NOT_SET)
+    return _current
+
+
+def is_set() -> bool:
+    """Whether there is a current agent."""
+    return _current is not None
+
+
+def set_current(agent: Any) -> None:
+    """Make `agent` the current one; one of ours starts serving, so functions that it runs find it."""
+    global _current
+    with _lock:
+        if _current is not None:
+            raise RuntimeError("RPC is already initialized")
+        _hook()
+        _current = agent
+    if isinstance(agent, TensorPipeAgent):
+        try:
+            agent._open()
+        except BaseException:
+            reset()
+            raise
+
+
+def reset() -> None:
+    """Forget the current agent, if any."""
+    global _current
+    _current = None
+
+
+def enable_gil_profiling(flag: bool) -> None:
+    """Whether the metrics tell how long requests wait for the GIL."""
+    global _gil_profiling
+    _gil_profiling = bool(flag)
+
+
+def _hook() -> None:
+    global _hooked
+    if not _hooked:
+        _hooked = True
+        atexit.register(_close_at_exit)
+        os.register_at_fork(after_in_child=_disown)
+
+
+def _close_at_exit() -> None:
+    agent = _current
+    if agent is not None:
+        reset()
+        if isinstance(agent, TensorPipeAgent):
+            agent.shutdown()
+    _tensorcall.stop_entering(_EXIT_PATIENCE)
+
+
+def _disown() -> None:
+    # A forked child has none of the agent's threads: it may neither use nor destroy it (FORK-1).
+    global _current, _lock
+    _lock = threading.Lock()
+    if _current is not None:
+        _foreign.append(_current)
+        _current = None

@@ -1,0 +1,341 @@
+"""Futures whose wait is ours.
+
+A :class:`Future` is a ``torch.futures.Future`` over a `Call` of the extension, which is either
+an RPC under way or a local completion. Waiting goes through the `Call`: without the GIL, with a
+limit if asked for, interruptible, and lending the place of a pool thread to another request.
+
+The outcome is decoded once, by whoever needs it first (CALL-1). Callbacks run at once if the
+future is done, else on the thread that completes it: the one that calls ``set_result``, or for
+an RPC one that does not count against the worker's threads.
+
+torch's own future inside is completed too, when the outcome is decoded, for consumers that only
+know C++ futures. Those who combine futures are kept from waiting there: :func:`patch` puts
+:func:`collect_all` in the place of torch's, on which ``torch.futures.wait_all`` rests as well.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
+from functools import partial
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.futures
+
+from .. import _tensorcall
+from . import _call
+
+T = TypeVar("T")
+S = TypeVar("S")
+
+_logger = logging.getLogger("tensorcall")
+
+_INLINE_DEPTH = 32
+"""Callbacks that complete futures whose callbacks complete futures: how deep on one stack."""
+
+
+class _Stack(threading.local):
+    depth = 0
+
+
+_stack = _Stack()
+
+
+class Future(torch.futures.Future[T]):
+    """The outcome of a call, or of whatever calls :meth:`set_result`.
+
+    Args:
+        devices: as for ``torch.futures.Future``.
+        call: the RPC under way; without it the future is completed by hand.
+    """
+
+    def __init__(
+        self,
+        *,
+        devices: list[int | str | torch.device] | None = None,
+        call: _tensorcall.Call | _call.Unsent | None = None,
+    ) -> None:
+        super().__init__(devices=devices)
+        self._local = call is None
+        self._call = _tensorcall.Call() if call is None else call
+        self._lock = threading.Lock()
+        self._settled = False
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self._callbacks: list[Callable[[], None]] = []
+        self._watched = False
+
+    def done(self) -> bool:
+        """Whether there is a result or an error."""
+        return self._settled or self._call.done()
+
+    def wait(self, timeout: float | None = None) -> T:
+        """Wait for the outcome and return the value or raise the error.
+
+        Args:
+            timeout: seconds to wait; ``None`` waits as long as the call may take.
+
+        Raises:
+            TimeoutError: the limit passed; the future is still pending.
+        """
+        if not self._settled:
+            if not self._call.wait(timeout):
+                raise TimeoutError(f"the future was not done after {timeout} s")
+            self._settle()
+        return self._outcome()
+
+    def value(self) -> T:
+        """The value (or error) of a future that is done.
+
+        Raises:
+            RuntimeError: it is not done.
+        """
+        if not self.done():
+            raise RuntimeError("the future has no value yet: it is not done")
+        self._settle()
+        return self._outcome()
+
+    def then(self, callback: Callable[[torch.futures.Future[T]], S]) -> Future[S]:
+        """Return a future for ``callback(self)``, which is called when this one is done or failed."""
+        _check_callable("then", callback)
+        child: Future[S] = Future()
+        self._when_done(lambda: child._complete_with(callback, self))
+        return child
+
+    def add_done_callback(self, callback: Callable[[torch.futures.Future[T]], None]) -> None:
+        """Call ``callback(self)`` when this future is done or failed; its exceptions are logged."""
+        _check_callable("add_done_callback", callback)
+
+        def run() -> None:
+            try:
+                callback(self)
+            except Exception:
+                _logger.exception("a callback of a future raised an exception")
+
+        self._when_done(run)
+
+    def set_result(self, result: T) -> None:
+        """Complete the future with a value.
+
+        Raises:
+            RuntimeError: it is done already.
+        """
+        self._complete_once(result, None)
+
+    def set_exception(self, result: BaseException) -> None:  # type: ignore[override]
+        """Complete the future with an error, which :meth:`wait` raises.
+
+        Raises:
+            RuntimeError: it is done already.
+        """
+        assert isinstance(result, BaseException), f"{result} is of type {type(result)}, not an Exception."
+        self._complete_once(None, result)
+
+    def cancel(self) -> bool:
+        """Give the call up: the future fails, and the callee is told. False if it was done."""
+        if self.done():
+            return False
+        if self._local:
+            return self._complete(None, CancelledError())
+        self._call.cancel()
+        return True
+
+    def _outcome(self) -> T:
+        if self._error is None:
+            return cast(T, self._value)
+        try:
+            # The traceback starts anew for each waiter.
+            raise self._error.with_traceback(None)
+        finally:
+            # The error refers to this frame, and this frame to the error through `self`.
+            del self
+
+    def _settle(self) -> None:
+        """Decode the outcome of a call that is done, once."""
+        if not self._settled:
+            self._decode()
+
+    def _decode(self) -> None:
+        with self._lock:
+            if self._settled:
+                return
+            try:
+                self._value = _call.take(self._call)
+            except BaseException as error:
+                self._error = error.with_traceback(None)
+            self._settled = True
+        self._complete_base()
+
+    def _complete(self, value: Any, error: BaseException | None) -> bool:
+        with self._lock:
+            if self._settled or not self._local or not self._call.complete():
+                return False
+            self._value, self._error = value, error
+            self._settled = True
+        self._complete_base()
+        self._run_callbacks()
+        return True
+
+    def _complete_once(self, value: Any, error: BaseException | None) -> None:
+        if not self._complete(value, error):
+            done = "is done" if self.done() else "is completed by the reply to its call"
+            raise RuntimeError(f"This future {done}. A Future can only be marked completed once.")
+
+    def _complete_with(self, callback: Callable[[Any], Any], parent: Future[Any]) -> None:
+        try:
+            value = callback(parent)
+        except BaseException as error:
+            # A KeyboardInterrupt on the user's own thread is that thread's business too.
+            wrapped = RuntimeError(
+                f"Got the following error when running the callback: {type(error).__name__}: {error}"
+            )
+            wrapped.__cause__ = error
+            self._complete(None, wrapped)
+            if isinstance(error, KeyboardInterrupt):
+                raise
+        else:
+            self._complete(value, None)
+
+    def _complete_base(self) -> None:
+        base = cast(Any, super())
+        try:
+            if self._error is None:
+                base.set_result(self._value)
+            else:
+                base._set_unwrap_func(_raise)
+                base.set_result(self._error)
+        except RuntimeError:
+            _logger.debug("torch's future was completed by somebody else", exc_info=True)
+
+    def _when_done(self, callback: Callable[[], None]) -> None:
+        with self._lock:
+            pending = bool(self._callbacks) or not self.done()
+            watch = pending and not self._watched and not self._local
+            if pending:
+                self._callbacks.append(callback)
+                self._watched |= watch
+        if not pending:
+            self._settle()
+            _run(callback)
+        elif watch:
+            self._call.on_done(self._run_callbacks)
+
+    def _run_callbacks(self) -> None:
+        self._settle()
+        with self._lock:
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            _run(callback)
+
+
+def collect_all(futures: Sequence[torch.futures.Future[Any]]) -> Future[list[torch.futures.Future[Any]]]:
+    """A future for the list `futures`, done when all are done or as soon as one failed.
+
+    Takes our futures and torch's, mixed.
+    """
+    collected: Future[list[torch.futures.Future[Any]]] = Future()
+    result = list(futures)
+    _Collector(collected, result).watch()
+    return collected
+
+
+def wait_all(futures: Sequence[torch.futures.Future[Any]]) -> list[Any]:
+    """The values of `futures`; raises the first error without waiting for the others."""
+    return [future.wait() for future in collect_all(futures).wait()]
+
+
+class _Collector:
+    """Counts down as futures finish and completes the collected one, once."""
+
+    def __init__(self, collected: Future[Any], futures: list[torch.futures.Future[Any]]) -> None:
+        self._collected = collected
+        self._futures = futures
+        self._lock = threading.Lock()
+        self._missing = len(futures)
+        self._over = False
+
+    def watch(self) -> None:
+        if not self._futures:
+            self._collected.set_result([])
+        for future in self._futures:
+            if self._over:
+                break
+            if isinstance(future, Future):
+                future._when_done(partial(self._arrived_ours, future))
+            else:
+                future.add_done_callback(self._arrived_torch)
+
+    def _arrived_ours(self, future: Future[Any]) -> None:
+        self._arrived(future._error)
+
+    def _arrived_torch(self, future: torch.futures.Future[Any]) -> None:
+        self._arrived(_error_of(future))
+
+    def _arrived(self, error: BaseException | None) -> None:
+        with self._lock:
+            self._missing -= 1
+            if self._over or (error is None and self._missing):
+                return
+            self._over = True
+        self._collected._complete(self._futures, error)
+
+
+def _error_of(future: torch.futures.Future[Any]) -> BaseException | None:
+    try:
+        future.value()
+    except BaseException as error:
+        return error
+    return None
+
+
+def _check_callable(method: str, callback: object) -> None:
+    if not callable(callback):
+        raise TypeError(
+            f"{method}(): incompatible function arguments. It takes a callable of one argument, "
+            f"not {callback!r}"
+        )
+
+
+def _run(callback: Callable[[], None]) -> None:
+    if _stack.depth >= _INLINE_DEPTH:
+        # Go on with a fresh stack: a call that is done runs its callback on such a thread.
+        call = _tensorcall.Call()
+        call.complete()
+        call.on_done(callback)
+        return
+    _stack.depth += 1
+    try:
+        callback()
+    finally:
+        _stack.depth -= 1
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+_torch_collect_all = torch._C._collect_all
+
+
+def _collect_all(futures: Any) -> Any:
+    """Stands for ``torch._C._collect_all``: torch's own unless one of the futures is ours."""
+    if any(isinstance(future, Future) for future in futures):
+        return collect_all(futures)
+    return _torch_collect_all(futures)
+
+
+def patch() -> None:
+    """Make ``torch.futures.collect_all`` and ``wait_all`` know our futures.
+
+    Both look ``torch._C._collect_all`` up when they are called, also where a program imported
+    them by name long before.
+    """
+    torch._C._collect_all = _collect_all
+
+
+def unpatch() -> None:
+    """Undo :func:`patch`."""
+    torch._C._collect_all = _torch_collect_all

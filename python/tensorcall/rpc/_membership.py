@@ -1,0 +1,317 @@
+"""How a static group meets: who is there, where, and with which secret.
+
+Every worker puts one entry into the store; rank 0 collects them, checks names and ranks and
+publishes one record for all: the roster, or the error that every worker then raises. So a join
+takes O(N) operations in all, and a mistake of one worker is told to each in the same words.
+Every wait ends by the RPC timeout and names the ranks that did not come.
+
+Keys carry the run and the restart of torchrun where it set them, since its store outlives a
+restart. The job's secret is TENSORCALL_SECRET, or the content of the file that
+TENSORCALL_SECRET_FILE names, or else a random one that the first worker leaves in the store.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import socket
+import time
+from datetime import timedelta
+from typing import Any
+from urllib.parse import urlparse
+
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from .. import _tensorcall
+from . import _agent, api
+from ._handler import Handler
+from ._worker import WorkerInfo
+from .constants import DEFAULT_PROCESS_GROUP_TIMEOUT
+from .options import TensorPipeRpcBackendOptions
+
+_logger = logging.getLogger("tensorcall")
+
+MIN_PATIENCE = 5.0
+"""Seconds that workers wait for each other even if calls may take less."""
+
+_PARTING = 5.0
+"""Seconds that rank 0, which may host the store, waits until the others have read from it."""
+
+
+class Deadline:
+    """A point in time that several waits share.
+
+    Args:
+        seconds: from now; 0 means never.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._end = time.monotonic() + seconds if seconds else None
+
+    def left(self) -> timedelta:
+        """What is left, for a store: at least a millisecond, at most what c10d can count."""
+        if self._end is None:
+            return DEFAULT_PROCESS_GROUP_TIMEOUT
+        left = max(self._end - time.monotonic(), 0.001)
+        return min(timedelta(seconds=left), DEFAULT_PROCESS_GROUP_TIMEOUT)
+
+    @classmethod
+    def of_rendezvous(cls, rpc_timeout: float) -> Deadline:
+        """The limit for meeting, given the limit for calls."""
+        return cls(max(rpc_timeout, MIN_PATIENCE) if rpc_timeout else 0)
+
+
+def join(
+    store: Store, name: str, rank: int, world_size: int, options: TensorPipeRpcBackendOptions
+) -> _agent.TensorPipeAgent:
+    """Meet the other workers and start this one's agent, which is then the current one.
+
+    Returns when every worker of the group serves.
+
+    Raises:
+        RuntimeError: a name is not unique or not a name, two workers claim one rank, somebody
+            did not come in time. No agent is set then.
+    """
+    deadline = Deadline.of_rendezvous(options.rpc_timeout)
+    meeting = _Meeting(store, rank, world_size, deadline)
+    native: _tensorcall.Agent | None = None
+    try:
+        job, secret = meeting.agree_on_job()
+        try:
+            info = WorkerInfo(name, rank)
+            native = _tensorcall.Agent(
+                name,
+                rank,
+                job=job,
+                secret=secret,
+                num_worker_threads=options.num_worker_threads,
+                host=_listen_host(options.init_method),
+                handler=Handler(info),
+            )
+        except Exception as error:
+            meeting.spoil(f"worker {name!r} (rank {rank}) cannot join: {error}")
+            raise
+        meeting.enter({"name": name, "contact": native.contact(), "world_size": world_size})
+        roster = meeting.roster()
+        infos = [WorkerInfo(member, other) for member, other, _ in roster]
+        agent = _agent.TensorPipeAgent(native, infos, roster, store, options)
+        api._init_rpc_states(agent)
+        try:
+            meeting.wait_until_all_serve()
+        except BaseException:
+            _agent.reset()
+            raise
+    except BaseException:
+        if native is not None:
+            native.close(False)
+        raise
+    return agent
+
+
+class _Meeting:
+    """One worker's part in a join."""
+
+    def __init__(self, store: Store, rank: int, world_size: int, deadline: Deadline) -> None:
+        run, restart = (os.environ.get(f"TORCHELASTIC_{key}", "") for key in ("RUN_ID", "RESTART_COUNT"))
+        self._store = PrefixStore(f"tensorcall/{run}/{restart}", store)
+        self._rank = rank
+        self._size = world_size
+        self._deadline = deadline
+
+    def agree_on_job(self) -> tuple[str, bytes]:
+        """The job's id and secret: those of whoever came first."""
+        given = _given_secret()
+        proposal = {
+            "job": secrets.token_hex(16),
+            "secret": None if given is not None else secrets.token_hex(32),
+        }
+        agreed = json.loads(self._store.compare_set("job", "", json.dumps(proposal)))
+        if given is not None:
+            return agreed["job"], given
+        if agreed["secret"] is None:
+            raise RuntimeError(
+                "this job has a secret that only its workers know, but this worker was given none: set "
+                "TENSORCALL_SECRET or TENSORCALL_SECRET_FILE as on the other workers"
+            )
+        return agreed["job"], bytes.fromhex(agreed["secret"])
+
+    def enter(self, entry: dict[str, Any]) -> None:
+        """Leave this worker's entry.
+
+        Raises:
+            RuntimeError: another worker has this rank; the others are told as well.
+        """
+        mine = json.dumps(entry | {"by": secrets.token_hex(8)})
+        found = self._store.compare_set(_entry(self._rank), "", mine).decode()
+        if found == mine:
+            return
+        other = json.loads(found)
+        self._mark_read("error")
+        if "error" in other:
+            raise RuntimeError(other["error"])
+        text = f"two workers claim rank {self._rank}: {other['name']} and {entry['name']}"
+        self.spoil(text)
+        raise RuntimeError(text)
+
+    def spoil(self, error: str) -> None:
+        """Tell all that the group cannot come together, also those who are waited for."""
+        for rank in range(self._size):
+            self._store.compare_set(_entry(rank), "", json.dumps({"error": error}))
+
+    def roster(self) -> list[tuple[str, int, str]]:
+        """Name, rank and contact of every worker.
+
+        Raises:
+            RuntimeError: the group did not come together; the text is the same on every rank.
+        """
+        if self._rank == 0:
+            record = self._publish(self._collect())
+        else:
+            try:
+                self._wait(["roster"])
+            except RuntimeError as error:
+                raise RuntimeError(self._missing()) from error
+            record = json.loads(self._store.get("roster"))
+        if "error" in record:
+            self._part("error")
+            raise RuntimeError(record["error"])
+        return [(name, rank, contact) for rank, (name, contact) in enumerate(record["workers"])]
+
+    def wait_until_all_serve(self) -> None:
+        """Return when every worker has opened its agent."""
+        if self._store.add("serving", 1) == self._size:
+            self._store.set("all serve", "1")
+        try:
+            self._wait(["all serve"])
+        except RuntimeError as error:
+            text = f"not all of the {self._size} workers started serving in {self._deadline.seconds:g} s"
+            raise RuntimeError(text) from error
+        self._part("serve")
+
+    def _collect(self) -> dict[str, Any]:
+        keys = [_entry(rank) for rank in range(self._size)]
+        try:
+            self._wait(keys)
+        except RuntimeError:
+            return {"error": self._missing()}
+        entries = [json.loads(entry) for entry in self._store.multi_get(keys)]
+        error = _fault(entries, self._size)
+        if error is not None:
+            return {"error": error}
+        return {"workers": [(entry["name"], entry["contact"]) for entry in entries]}
+
+    def _publish(self, record: dict[str, Any]) -> Any:
+        """Leave the record for all, unless somebody left one before; return what counts."""
+        return json.loads(self._store.compare_set("roster", "", json.dumps(record)))
+
+    def _missing(self) -> str:
+        limit = f"after {self._deadline.seconds:g} s"
+        try:
+            missing = [rank for rank in range(self._size) if not self._store.check([_entry(rank)])]
+        except RuntimeError as error:
+            return f"the store was lost {limit} of waiting for the other workers: {error}"
+        if not missing:
+            return f"rank 0 did not say {limit} who is in the group of {self._size} workers"
+        return f"workers did not come {limit}: missing rank(s) {missing} of world size {self._size}"
+
+    def _part(self, stage: str) -> None:
+        """Let nobody lose the store who still needs it: rank 0, its likely host, goes last."""
+        if self._rank != 0:
+            self._mark_read(stage)
+        elif self._size > 1:
+            try:
+                self._store.wait([f"read {stage}"], min(self._deadline.left(), timedelta(seconds=_PARTING)))
+            except RuntimeError as error:
+                _logger.debug("parting from the store: %s", error)
+
+    def _mark_read(self, stage: str) -> None:
+        try:
+            if self._store.add(f"reading {stage}", 1) == self._size - 1:
+                self._store.set(f"read {stage}", "1")
+        except RuntimeError as error:
+            _logger.debug("parting from the store: %s", error)
+
+    def _wait(self, keys: list[str]) -> None:
+        self._store.wait(keys, self._deadline.left())
+
+
+def _fault(entries: list[dict[str, Any]], world_size: int) -> str | None:
+    ranks: dict[str, int] = {}
+    for rank, entry in enumerate(entries):
+        if "error" in entry:
+            return str(entry["error"])
+        if entry["world_size"] != world_size:
+            return f"rank 0 was given world size {world_size}, rank {rank} {entry['world_size']}"
+        name = entry["name"]
+        if name in ranks:
+            return (
+                f"RPC worker name {name} is not unique. Workers {rank} and {ranks[name]} share the same name."
+            )
+        ranks[name] = rank
+    return None
+
+
+def _entry(rank: int) -> str:
+    return f"worker {rank}"
+
+
+def _given_secret() -> bytes | None:
+    secret = os.environ.get("TENSORCALL_SECRET")
+    if secret:
+        return secret.encode()
+    path = os.environ.get("TENSORCALL_SECRET_FILE")
+    if not path:
+        return None
+    with open(path, "rb") as file:
+        content = file.read().strip()
+    if not content:
+        raise RuntimeError(f"the secret file {path} is empty")
+    return content
+
+
+def _listen_host(init_method: str) -> str | None:
+    """The local address that routes to where the workers meet.
+
+    TENSORCALL_ADDR (an address) and TENSORCALL_IFACE (an interface) override it.
+    """
+    given = os.environ.get("TENSORCALL_ADDR")
+    if given:
+        return given
+    interface = os.environ.get("TENSORCALL_IFACE")
+    if interface:
+        return _address_of(interface)
+    url = urlparse(init_method)
+    if url.scheme == "file":
+        return "127.0.0.1"
+    host = os.environ.get("MASTER_ADDR") if url.scheme == "env" else url.hostname
+    if not host:
+        return None
+    try:
+        return _route_to(host)
+    except OSError as error:
+        _logger.warning("no route to %s, where the workers meet: %s", host, error)
+        return None
+
+
+def _route_to(host: str) -> str:
+    family, kind, protocol, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        # Connecting a datagram socket sends nothing: it only asks for the route.
+        probe.connect(address)
+        return str(probe.getsockname()[0])
+
+
+def _address_of(interface: str) -> str:
+    import fcntl
+    import struct
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        request = struct.pack("256s", interface.encode()[:15])
+        try:
+            answer = fcntl.ioctl(probe.fileno(), 0x8915, request)  # SIOCGIFADDR
+        except OSError as error:
+            raise RuntimeError(f"TENSORCALL_IFACE={interface}: {error}") from error
+    return socket.inet_ntoa(answer[20:24])

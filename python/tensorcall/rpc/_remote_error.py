@@ -1,0 +1,151 @@
+"""Exceptions that cross from one worker to another.
+
+The callee sends the exception itself, if it pickles, together with a text that names the worker
+and holds the traceback. The caller raises the same exception again: class, attributes and notes.
+Where the class takes one text, that text becomes its message, as with torch; otherwise the
+exception is left as it was and the text is its cause. If the exception cannot be rebuilt, a
+stand-in is raised that is an instance of the nearest class the caller knows, and a
+``RuntimeError``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from . import internal
+from ._worker import WorkerInfo
+
+
+class RemoteTraceback(Exception):
+    """Where an exception was raised on another worker; the cause of the exception here."""
+
+
+class OperatorError(RuntimeError):
+    """An error of a torch operator or script function; travels as its text alone."""
+
+
+class ErrorCarrier:
+    """Turns an exception of this worker into the bytes of a reply."""
+
+    def __init__(self, info: WorkerInfo) -> None:
+        self._info = info
+
+    def dump(self, error: BaseException) -> tuple[bytes, list[torch.Tensor], str]:
+        """Return payload, tensors and the text to show on this worker ("" for none)."""
+        if isinstance(error, OperatorError):
+            return *_pack(str(error), RuntimeError(str(error)), plain=True), ""
+        text = self._text(error, repr(error))
+        if not isinstance(error, Exception):
+            # SystemExit and its like end a process where they are raised; not the caller's.
+            said = f"{type(error).__name__}: {error}\n{text}"
+            return *_pack(said, RuntimeError(said), plain=True), text
+        return *_pack(self._text(error, _unescaped(error)), error, plain=False), text
+
+    def _text(self, error: BaseException, line: str) -> str:
+        frames = error.__traceback__
+        while frames is not None and _is_ours(frames.tb_frame.f_globals.get("__name__")):
+            frames = frames.tb_next
+        trace = "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
+        return f"On {self._info}:\n{line}\n{trace}"
+
+
+def load(payload: bytes, tensors: Sequence[torch.Tensor]) -> Exception:
+    """Rebuild the exception that :meth:`ErrorCarrier.dump` was given, or a stand-in."""
+    text, pickled, names, plain = pickle.loads(payload)
+    why: BaseException | None = None
+    if pickled is not None:
+        try:
+            error = internal.deserialize(pickled, tensors)
+            if isinstance(error, Exception):
+                return error if plain else _with_text(error, text)
+        except Exception as failure:
+            why = failure
+    cls = _find(names[0])
+    if cls is not None:
+        try:
+            return cls(text)
+        except Exception as failure:
+            why = failure
+    return stand_in(names, _stand_in_text(why, text))
+
+
+def stand_in(names: Sequence[tuple[str, str]], text: str) -> Exception:
+    """An exception with message `text` in the place of one whose classes are called `names`."""
+    module, name = names[0]
+    known = next((cls for cls in map(_find, names) if cls is not None), Exception)
+    bases = (known,) if issubclass(known, RuntimeError) else (known, RuntimeError)
+    body = {
+        "__module__": module,
+        "__init__": lambda self, *_: None,
+        "__str__": lambda self: text,
+        "__reduce__": lambda self: (stand_in, (names, text)),
+    }
+    try:
+        made: Exception = type(name.rpartition(".")[2], bases, body)(text)
+    except TypeError:
+        # The class cannot be made from one text even without running its constructor.
+        return RuntimeError(text)
+    return made
+
+
+def _pack(text: str, error: Exception, *, plain: bool) -> tuple[bytes, list[torch.Tensor]]:
+    names = [(cls.__module__, cls.__qualname__) for cls in type(error).__mro__ if issubclass(cls, Exception)]
+    pickled: bytes | None
+    try:
+        pickled, tensors = internal.serialize(error)
+    except Exception:
+        pickled, tensors = None, []
+    return pickle.dumps((text, pickled, names, plain)), tensors
+
+
+def _with_text(error: Exception, text: str) -> Exception:
+    cls = type(error)
+    takes_text = cls.__str__ is BaseException.__str__ or cls.__str__ is KeyError.__str__
+    if takes_text and (not error.args or (len(error.args) == 1 and type(error.args[0]) is str)):
+        error.args = (text,)
+    else:
+        error.__cause__ = RemoteTraceback(text)
+    return error
+
+
+def _stand_in_text(why: BaseException | None, text: str) -> str:
+    reason = "its class is not known here" if why is None else str(why)
+    return (
+        f"Failed to create original exception type. Error msg was {reason} "
+        f"Original exception on remote side was {text}"
+    )
+
+
+def _find(name: tuple[str, str]) -> type[Exception] | None:
+    module, qualname = name
+    try:
+        found: Any = importlib.import_module(module)
+        for part in qualname.split("."):
+            found = getattr(found, part)
+    except Exception:
+        return None
+    return found if isinstance(found, type) and issubclass(found, Exception) else None
+
+
+def _unescaped(error: BaseException) -> str:
+    """Like ``repr(error)``, but line breaks stay line breaks."""
+    if type(error).__repr__ is not BaseException.__repr__:
+        return repr(error)
+    return f"{type(error).__name__}({', '.join(map(_quoted, error.args))})"
+
+
+def _quoted(arg: object) -> str:
+    if type(arg) is not str:
+        return repr(arg)
+    quote = '"' if "'" in arg else "'"
+    return f"{quote}{arg}{quote}"
+
+
+def _is_ours(module: object) -> bool:
+    return isinstance(module, str) and module.partition(".")[0] == __name__.partition(".")[0]

@@ -1,0 +1,163 @@
+"""What a call runs: a torch operator, a script function or any other callable.
+
+Operators and script functions go by their names in torch; a Python function that can be
+imported goes by ``module:qualname``. A name contains ``::`` only if it is an operator's, and
+starts with ``__torch__.`` only if it is a script function's. Everything else is pickled.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+import types
+from collections.abc import Callable, Sequence
+from pickle import PicklingError
+from typing import Any
+
+import torch
+
+from ._remote_error import OperatorError
+
+_find_builtin: Callable[[Any], str | None] = torch.jit._builtins._find_builtin
+_ScriptFunction = torch.jit.ScriptFunction
+_SCRIPT = "__torch__."
+
+
+class TorchTarget:
+    """An operator overload or a script function, called by its name.
+
+    Errors are raised as :class:`OperatorError` with torch's text.
+    """
+
+    __slots__ = ("_function", "_name")
+
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        self._name = name
+        self._function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return self._function(*args, **kwargs)
+        except Exception as error:
+            raise OperatorError(str(error)) from error
+
+    def __repr__(self) -> str:
+        return f"<torch function {self._name}>"
+
+    def __reduce__(self) -> tuple[Callable[[str], Any], tuple[str]]:
+        return find, (self._name,)
+
+
+def name_of(func: Any, args: Any, kwargs: Any) -> str | None:
+    """The name under which `func` can be found on any worker; ``None`` if it must be pickled.
+
+    Raises:
+        RuntimeError: `func` is an operator or a script function that does not take these arguments.
+    """
+    operator = _find_builtin(func)
+    if operator is not None:
+        overload = torch._C._jit_resolve_packet(operator, *args, **kwargs)
+        return operator if overload == "default" else f"{operator}.{overload}"
+    if isinstance(func, _ScriptFunction):
+        _check_script_arguments(func, args, kwargs)
+        return torch._jit_internal._qualified_name(func)
+    return _python_name(func)
+
+
+def find(name: str) -> Any:
+    """The callable of that name on this worker.
+
+    Raises:
+        AttributeError, ImportError: there is none.
+    """
+    if "::" in name:
+        return _operator(name)
+    if name.startswith(_SCRIPT):
+        return _script_function(name)
+    module, _, qualname = name.partition(":")
+    # Not cached: the attribute may be bound to something else tomorrow.
+    found: Any = sys.modules.get(module) or importlib.import_module(module)
+    for part in qualname.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def check_sendable(func: Any) -> None:
+    """Say at once, and by its name, that a local function cannot be sent.
+
+    Raises:
+        PicklingError: `func` is a lambda or was defined inside another function.
+    """
+    if isinstance(func, types.FunctionType) and "<" in func.__qualname__:
+        raise PicklingError(
+            f"{func.__module__}.{func.__qualname__} cannot be sent: only a function that other workers "
+            "can import by its name can be called there; a lambda or a local function has no such name"
+        )
+
+
+def check_devices(tensors: Sequence[torch.Tensor], what: str, destination: str) -> None:
+    """Refuse tensors that are not in main memory.
+
+    Raises:
+        RuntimeError: one of them is on another device.
+    """
+    for tensor in tensors:
+        if not tensor.is_cpu:
+            raise RuntimeError(
+                "TensorPipe RPC backend only supports CPU tensors by default, please move your tensors to "
+                "CPU before sending them over RPC, or call `set_device_map` on `TensorPipeRpcBackendOptions` "
+                f"to explicitly configure device mapping. {what} device mapping is not available for "
+                f"destination {destination}, but found tensor on device: {tensor.device}"
+            )
+
+
+def _python_name(func: Any) -> str | None:
+    module_name = getattr(func, "__module__", None)
+    qualname = getattr(func, "__qualname__", None)
+    if type(module_name) is not str or type(qualname) is not str:
+        return None
+    if module_name == "__mp_main__" and "__main__" in sys.modules:
+        # A child of multiprocessing knows its main module by both names, the others by one.
+        module_name = "__main__"
+    found: Any = sys.modules.get(module_name)
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    return f"{module_name}:{qualname}" if found is func else None
+
+
+@functools.cache
+def _operator(name: str) -> TorchTarget:
+    packet, _, overload = name.partition(".")
+    found = torch._C._get_operation_overload(packet, overload)
+    if found is None:
+        raise AttributeError(f"torch has no operator {name}")
+    return TorchTarget(name, found[0])
+
+
+def _script_function(name: str) -> TorchTarget:
+    found = torch.jit._state._python_cu.find_function(name)
+    if found is None:
+        raise AttributeError(f"no script function {name} has been compiled on this worker")
+    return TorchTarget(name, found)
+
+
+def _check_script_arguments(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Compare the arguments with the function's schema by number and name."""
+    schema = func.schema
+    parameters = schema.arguments
+    if len(args) > len(parameters):
+        raise RuntimeError(
+            f"{schema.name}() expected at most {len(parameters)} argument(s) but received "
+            f"{len(args)} argument(s). Declaration: {schema}"
+        )
+    given = {parameter.name for parameter in parameters[: len(args)]}
+    for name in kwargs:
+        if name in given or name not in (parameter.name for parameter in parameters):
+            what = "was given twice" if name in given else "is unknown"
+            raise RuntimeError(f"{schema.name}(): argument '{name}' {what}. Declaration: {schema}")
+    for parameter in parameters[len(args) :]:
+        if parameter.name not in kwargs and not parameter.has_default_value():
+            raise RuntimeError(
+                f"{schema.name}() is missing value for argument '{parameter.name}'. Declaration: {schema}"
+            )

@@ -1,0 +1,49 @@
+"""The programs of this project run: the example and the benchmark."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def run(*arguments: str) -> str:
+    """What a Python program prints, if it ends well."""
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=50,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_the_example_runs_unmodified() -> None:
+    printed = run("-m", "tensorcall", "run", "examples/parallel_calls.py")
+
+    assert "got torch.bfloat16 [2, 32, 100, 100] on cpu; main thread is in step" in printed
+    assert "on cpu; main thread is in shutdown(graceful=True)" in printed
+    assert printed.count("exactly tensor.pow(2)") == 2
+    assert "on 8 threads of worker1" in printed
+
+
+@pytest.mark.slow
+def test_the_benchmark_measures_both_engines_in_turn(tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    short = ["--rounds", "1", "--calls", "20", "--seconds", "0.05", "--workloads", "L1,C1"]
+
+    printed = run("python/benches/run.py", "--quick", *short, "--json", str(figures))
+
+    assert "tensorcall / torch" in printed
+    by_workload = {entry["workload"]: entry for entry in json.loads(figures.read_text())}
+    assert set(by_workload) == {"L1", "C1", "C1 1 KiB"}
+    assert all(set(entry["values"]) == {"torch", "tensorcall"} for entry in by_workload.values())

@@ -1,0 +1,161 @@
+"""How workers meet in the store, each a thread here with a store of its own."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+from tensorcall.rpc import _membership
+from tensorcall.rpc._membership import Deadline, _Meeting
+
+
+def meet(path, size, entries, seconds=5.0, ranks=None, shared=None):
+    """Run the meeting of `entries`; returns the roster or the error of each."""
+    results = {}
+
+    def member(number, rank, entry):
+        store = shared or dist.FileStore(str(path), size)
+        store.set_timeout(timedelta(seconds=20))
+        meeting = _Meeting(store, rank, size, Deadline(seconds))
+        try:
+            job = meeting.agree_on_job()
+            if "error" in entry:
+                meeting.spoil(entry["error"])
+                raise RuntimeError(entry["error"])
+            meeting.enter(entry)
+            roster = meeting.roster()
+            meeting.wait_until_all_serve()
+            results[number] = job, roster
+        except Exception as error:
+            results[number] = error
+
+    threads = []
+    for number, entry in enumerate(entries):
+        if entry is not None:
+            rank = number if ranks is None else ranks[number]
+            threads.append(threading.Thread(target=member, args=(number, rank, entry)))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return results
+
+
+def entry(name, size):
+    return {"name": name, "contact": json.dumps({"at": name}), "world_size": size}
+
+
+def test_all_learn_the_same_roster_and_secret(tmp_path):
+    results = meet(tmp_path / "s", 4, [entry(f"w{n}", 4) for n in range(4)])
+
+    assert len({json.dumps([job[0], job[1].hex(), roster]) for job, roster in results.values()}) == 1
+    assert [name for name, _, _ in results[2][1]] == ["w0", "w1", "w2", "w3"]
+    assert [rank for _, rank, _ in results[2][1]] == [0, 1, 2, 3]
+    assert len(results[0][0][1]) == 32
+
+
+def test_a_name_that_is_not_unique_is_told_to_all(tmp_path):
+    results = meet(tmp_path / "s", 3, [entry("same", 3), entry("other", 3), entry("same", 3)])
+
+    assert {str(error) for error in results.values()} == {
+        "RPC worker name same is not unique. Workers 2 and 0 share the same name."
+    }
+
+
+def test_who_did_not_come_is_named_to_all_in_bounded_time(tmp_path):
+    begin = time.monotonic()
+
+    results = meet(tmp_path / "s", 4, [entry("a", 4), None, entry("c", 4), None], seconds=0.5)
+
+    assert time.monotonic() - begin < 5
+    assert len(results) == 2
+    for error in results.values():
+        assert "missing rank(s) [1, 3] of world size 4" in str(error)
+
+
+def test_without_rank_0_the_others_end_in_bounded_time(tmp_path):
+    results = meet(tmp_path / "s", 2, [None, entry("b", 2)], seconds=0.5)
+
+    assert "missing rank(s) [0]" in str(results[1])
+
+
+def test_two_workers_with_one_rank_are_told_at_once(tmp_path):
+    begin = time.monotonic()
+
+    results = meet(tmp_path / "s", 2, [entry("a", 2), entry("b", 2)], ranks=[0, 0])
+
+    assert time.monotonic() - begin < 3
+    assert len(results) == 2
+    assert all("two workers claim rank 0" in str(error) for error in results.values())
+
+
+def test_different_world_sizes_are_told_to_all(tmp_path):
+    results = meet(tmp_path / "s", 2, [entry("a", 2), entry("b", 3)])
+
+    assert {str(error) for error in results.values()} == {"rank 0 was given world size 2, rank 1 3"}
+
+
+def test_an_error_of_one_worker_is_told_to_all(tmp_path):
+    results = meet(tmp_path / "s", 3, [entry("a", 3), {"error": "worker 'b' cannot join: broken"}, None])
+
+    assert {str(error) for error in results.values()} == {"worker 'b' cannot join: broken"}
+
+
+def test_a_given_secret_does_not_go_through_the_store(monkeypatch):
+    monkeypatch.setenv("TENSORCALL_SECRET", "xyzzy")
+
+    store = dist.HashStore()
+    results = meet(None, 2, [entry("a", 2), entry("b", 2)], shared=store)
+
+    assert results[0][0][1] == results[1][0][1] == b"xyzzy"
+    assert json.loads(dist.PrefixStore("tensorcall//", store).get("job"))["secret"] is None
+
+
+def test_a_secret_can_come_from_a_file(tmp_path, monkeypatch):
+    (tmp_path / "secret").write_text("from a file\n")
+    monkeypatch.setenv("TENSORCALL_SECRET_FILE", str(tmp_path / "secret"))
+
+    assert _membership._given_secret() == b"from a file"
+
+
+def test_a_worker_without_the_secret_of_the_job_is_told(tmp_path, monkeypatch):
+    store = dist.HashStore()
+    monkeypatch.setenv("TENSORCALL_SECRET", "xyzzy")
+    _Meeting(store, 0, 2, Deadline(1)).agree_on_job()
+    monkeypatch.delenv("TENSORCALL_SECRET")
+
+    with pytest.raises(RuntimeError, match="TENSORCALL_SECRET"):
+        _Meeting(store, 1, 2, Deadline(1)).agree_on_job()
+
+
+def test_a_restart_by_torchrun_does_not_meet_the_keys_of_the_first_run(monkeypatch):
+    store = dist.HashStore()
+    jobs = set()
+    for restart in ("0", "1"):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", restart)
+        jobs.add(_Meeting(store, 0, 1, Deadline(1)).agree_on_job()[0])
+
+    assert len(jobs) == 2
+
+
+def test_workers_listen_where_the_others_meet(monkeypatch):
+    monkeypatch.delenv("TENSORCALL_ADDR", raising=False)
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+
+    assert _membership._listen_host("file:///tmp/x") == "127.0.0.1"
+    assert _membership._listen_host("tcp://127.0.0.1:29500") == "127.0.0.1"
+    assert _membership._listen_host("env://") in ("127.0.0.1", "::1")
+    monkeypatch.setenv("TENSORCALL_IFACE", "lo")
+    assert _membership._listen_host("env://") == "127.0.0.1"
+    monkeypatch.setenv("TENSORCALL_ADDR", "10.1.2.3")
+    assert _membership._listen_host("env://") == "10.1.2.3"
+
+
+def test_a_limit_of_0_never_ends():
+    assert Deadline(0).left() == timedelta(milliseconds=2**31 - 1)
+    assert Deadline.of_rendezvous(0.5).seconds == _membership.MIN_PATIENCE
+    assert Deadline.of_rendezvous(60).seconds == 60
