@@ -11,6 +11,7 @@ use std::collections::{HashMap, HashSet};
 use std::time::Instant;
 
 use crate::ids::{Incarnation, MessageId, Rank};
+use crate::wire::message::Phase;
 
 /// Requests received and not yet answered; `T` is what the driver needs to run one.
 #[derive(Debug)]
@@ -63,8 +64,19 @@ pub enum CancelOutcome<T> {
 
 #[derive(Debug)]
 enum Request<T> {
-    Waiting { deadline: Option<Instant>, token: T },
-    Running { cancelled: bool },
+    Waiting { deadline: Option<Instant>, token: T, told: Told },
+    Running { cancelled: bool, told: Told },
+}
+
+/// What the caller knows of the phase that its request is in, see [`Serving::overdue`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Told {
+    /// Nothing, and the request is new.
+    Nothing,
+    /// Nothing, and the request was here at the last look.
+    Overdue,
+    /// Everything.
+    All,
 }
 
 impl<T> Serving<T> {
@@ -83,7 +95,7 @@ impl<T> Serving<T> {
         if requests.contains_key(&key.id) || self.orphans.contains(&key) {
             return Err(Duplicate(key));
         }
-        requests.insert(key.id, Request::Waiting { deadline, token });
+        requests.insert(key.id, Request::Waiting { deadline, token, told: Told::Nothing });
         self.waiting += 1;
         self.total += 1;
         Ok(())
@@ -91,25 +103,26 @@ impl<T> Serving<T> {
 
     /// The turn of a request has come.
     pub fn start(&mut self, key: RequestKey, now: Instant) -> Start<T> {
-        let Some((token, deadline)) = self.take_waiting(key) else {
+        let Some((token, deadline, told)) = self.take_waiting(key) else {
             return Start::Gone;
         };
         if deadline.is_some_and(|deadline| deadline <= now) {
             return Start::Expired(token);
         }
         let requests = self.peers.entry(key.life()).or_default();
-        requests.insert(key.id, Request::Running { cancelled: false });
+        let told = if told == Told::Nothing { Told::Nothing } else { Told::Overdue };
+        requests.insert(key.id, Request::Running { cancelled: false, told });
         self.running += 1;
         Start::Run(token)
     }
 
     /// The caller no longer wants the answer.
     pub fn cancel(&mut self, key: RequestKey) -> CancelOutcome<T> {
-        if let Some((token, _)) = self.take_waiting(key) {
+        if let Some((token, ..)) = self.take_waiting(key) {
             return CancelOutcome::Waiting(token);
         }
         match self.request_mut(key) {
-            Some(Request::Running { cancelled }) => {
+            Some(Request::Running { cancelled, .. }) => {
                 *cancelled = true;
                 CancelOutcome::Running
             }
@@ -120,7 +133,31 @@ impl<T> Serving<T> {
     /// Whether a running request was cancelled, or its caller is gone.
     pub fn is_cancelled(&self, key: RequestKey) -> bool {
         let request = self.peers.get(&key.life()).and_then(|requests| requests.get(&key.id));
-        matches!(request, Some(Request::Running { cancelled: true })) || self.orphans.contains(&key)
+        matches!(request, Some(Request::Running { cancelled: true, .. })) || self.orphans.contains(&key)
+    }
+
+    /// The requests that were here at the last look already and whose phase their callers do not know,
+    /// with that phase. To be called at regular intervals, and the callers told: so only requests that
+    /// take longer than an interval cost a message.
+    pub fn overdue(&mut self) -> Vec<(RequestKey, Phase)> {
+        let mut overdue = Vec::new();
+        for (&(peer, incarnation), requests) in &mut self.peers {
+            for (&id, request) in requests {
+                let (told, phase) = match request {
+                    Request::Waiting { told, .. } => (told, Phase::Waiting),
+                    Request::Running { told, .. } => (told, Phase::Running),
+                };
+                *told = match *told {
+                    Told::Nothing => Told::Overdue,
+                    Told::Overdue => {
+                        overdue.push((RequestKey { peer, incarnation, id }, phase));
+                        Told::All
+                    }
+                    Told::All => Told::All,
+                };
+            }
+        }
+        overdue
     }
 
     /// A running request ended. Whether its answer is to be sent: `false` means that the caller is
@@ -182,14 +219,14 @@ impl<T> Serving<T> {
         self.total
     }
 
-    fn take_waiting(&mut self, key: RequestKey) -> Option<(T, Option<Instant>)> {
+    fn take_waiting(&mut self, key: RequestKey) -> Option<(T, Option<Instant>, Told)> {
         if !matches!(self.request_mut(key), Some(Request::Waiting { .. })) {
             return None;
         }
         match self.remove(key) {
-            Some(Request::Waiting { deadline, token }) => {
+            Some(Request::Waiting { deadline, token, told }) => {
                 self.waiting -= 1;
-                Some((token, deadline))
+                Some((token, deadline, told))
             }
             _ => None,
         }
@@ -322,6 +359,20 @@ mod tests {
         assert!(serving.is_cancelled(key(1, 2)));
         assert!(!serving.finish(key(1, 2)));
         assert!(serving.is_empty());
+    }
+
+    #[test]
+    fn the_caller_of_a_slow_request_is_told_its_phase_once() {
+        let mut serving = Serving::new();
+        serving.admit(key(1, 1), None, "f").unwrap();
+        assert_eq!(serving.overdue(), [], "it is new");
+
+        assert_eq!(serving.overdue(), [(key(1, 1), Phase::Waiting)]);
+        assert_eq!(serving.overdue(), []);
+
+        serving.start(key(1, 1), now());
+        assert_eq!(serving.overdue(), [(key(1, 1), Phase::Running)]);
+        assert_eq!(serving.overdue(), []);
     }
 
     #[test]

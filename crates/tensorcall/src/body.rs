@@ -51,7 +51,8 @@ impl Body {
         if bound <= limits.max_control as usize {
             return Ok(());
         }
-        let len = 128 + text + self.describe(Message::Goodbye { reason: GoodbyeReason::Forced }).encode().len();
+        let len =
+            128 + text + self.describe(Message::Goodbye { reason: GoodbyeReason::Forced }).encode().len();
         if len <= limits.max_control as usize {
             return Ok(());
         }
@@ -123,10 +124,7 @@ mod tests {
 
         assert_eq!(with_tensors(10).check(10, &limits), Ok(()));
         assert!(matches!(with_tensors(65_537).check(10, &limits), Err(WireError::TooMany { .. })));
-        assert!(matches!(
-            Body::default().check(1 << 20, &limits),
-            Err(WireError::ControlTooLarge { .. })
-        ));
+        assert!(matches!(Body::default().check(1 << 20, &limits), Err(WireError::ControlTooLarge { .. })));
         let small = Limits { max_message: 23, ..limits };
         assert!(matches!(with_tensors(1).check(10, &small), Err(WireError::BodyTooLarge { .. })));
     }

@@ -26,18 +26,19 @@ const CLASSES: usize = STEPS * (usize::BITS as usize);
 /// Idle buffers kept per size class.
 const KEPT_PER_CLASS: usize = 8;
 
+/// From this size on memory is not touched before it is written. The allocator zeroes memory of more than
+/// its own alignment by writing to it; a peer that announced gigabytes would get them for a few bytes.
+const LAZY_FROM: usize = 64 << 10;
+/// What every allocator aligns to, so that it may give out zero pages as they are.
+const NATURAL_ALIGNMENT: usize = 16;
+
 /// Owned, initialised, 64-byte aligned memory.
 pub struct Buffer {
-    start: NonNull<u8>,
+    /// `None` if there are no bytes.
+    memory: Option<Memory>,
     len: usize,
-    capacity: usize,
     pool: Option<Arc<BufferPool>>,
 }
-
-// SAFETY: `start` is uniquely owned heap memory; nothing in it is tied to a thread.
-unsafe impl Send for Buffer {}
-// SAFETY: `&Buffer` gives only `&[u8]` over memory that `&mut Buffer` alone can change.
-unsafe impl Sync for Buffer {}
 
 /// The allocator had no memory for a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -69,19 +70,18 @@ impl Buffer {
 
     /// Where the bytes are; aligned to [`ALIGNMENT`] and valid as long as the buffer lives.
     pub fn as_ptr(&self) -> *mut u8 {
-        self.start.as_ptr()
+        self.start().as_ptr()
+    }
+
+    fn start(&self) -> NonNull<u8> {
+        // An aligned address that is never read or freed.
+        let nothing = NonNull::without_provenance(const { std::num::NonZero::new(ALIGNMENT).unwrap() });
+        self.memory.as_ref().map_or(nothing, Memory::start)
     }
 
     fn allocate(len: usize, capacity: usize) -> Result<Self, OutOfMemory> {
-        if capacity == 0 {
-            // An aligned address that is never read or freed.
-            let start = NonNull::without_provenance(const { std::num::NonZero::new(ALIGNMENT).unwrap() });
-            return Ok(Self { start, len: 0, capacity: 0, pool: None });
-        }
-        let layout = Layout::from_size_align(capacity, ALIGNMENT).map_err(|_| OutOfMemory(len))?;
-        // SAFETY: `capacity` is not zero, so the layout has a non-zero size.
-        let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(OutOfMemory(len))?;
-        Ok(Self { start, len, capacity, pool: None })
+        let memory = if capacity == 0 { None } else { Some(Memory::new(capacity).ok_or(OutOfMemory(len))?) };
+        Ok(Self { memory, len, pool: None })
     }
 }
 
@@ -89,26 +89,21 @@ impl AsRef<[u8]> for Buffer {
     fn as_ref(&self) -> &[u8] {
         // SAFETY: `start` points to `capacity >= len` initialised bytes (zeroed at allocation, only
         // ever overwritten) that `self` owns; for `len == 0` it is non-null and aligned.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+        unsafe { std::slice::from_raw_parts(self.start().as_ptr(), self.len) }
     }
 }
 
 impl AsMut<[u8]> for Buffer {
     fn as_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `as_ref`, and `&mut self` makes the access exclusive.
-        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+        unsafe { std::slice::from_raw_parts_mut(self.start().as_ptr(), self.len) }
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        if self.capacity == 0 {
-            return;
-        }
-        let memory = Idle { start: self.start, capacity: self.capacity };
-        match self.pool.take() {
-            Some(pool) => pool.put(memory),
-            None => drop(memory),
+        if let (Some(memory), Some(pool)) = (self.memory.take(), self.pool.take()) {
+            pool.put(memory);
         }
     }
 }
@@ -119,23 +114,51 @@ impl fmt::Debug for Buffer {
     }
 }
 
-/// Initialised memory that nobody uses.
-struct Idle {
-    start: NonNull<u8>,
+/// Uniquely owned heap memory, zeroed when it was new.
+struct Memory {
+    base: NonNull<u8>,
+    /// Usable bytes from [`Memory::start`] on; not zero.
     capacity: usize,
 }
 
-// SAFETY: uniquely owned heap memory, not tied to a thread.
-unsafe impl Send for Idle {}
-// SAFETY: `&Idle` gives no access to the memory.
-unsafe impl Sync for Idle {}
+// SAFETY: `base` is uniquely owned heap memory; nothing in it is tied to a thread.
+unsafe impl Send for Memory {}
+// SAFETY: `&Memory` gives an address and no access.
+unsafe impl Sync for Memory {}
 
-impl Drop for Idle {
+impl Memory {
+    /// `capacity` must not be zero.
+    fn new(capacity: usize) -> Option<Self> {
+        let layout = Self::layout(capacity).filter(|layout| layout.size() > 0)?;
+        // SAFETY: the layout has a non-zero size.
+        let base = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        Some(Self { base, capacity })
+    }
+
+    /// Small memory is aligned as asked; large memory by leaving out up to [`ALIGNMENT`] bytes.
+    fn layout(capacity: usize) -> Option<Layout> {
+        let (size, alignment) = match capacity {
+            0..LAZY_FROM => (capacity, ALIGNMENT),
+            _ => (capacity.checked_add(ALIGNMENT)?, NATURAL_ALIGNMENT),
+        };
+        Layout::from_size_align(size, alignment).ok()
+    }
+
+    /// The first usable byte.
+    fn start(&self) -> NonNull<u8> {
+        let shift = self.base.addr().get().wrapping_neg() % ALIGNMENT;
+        // SAFETY: `shift` is 0 for a layout that is aligned to `ALIGNMENT`, and less than the
+        // `ALIGNMENT` bytes of which the other kind has more than `capacity`.
+        unsafe { self.base.add(shift) }
+    }
+}
+
+impl Drop for Memory {
     fn drop(&mut self) {
-        if let Ok(layout) = Layout::from_size_align(self.capacity, ALIGNMENT) {
-            // SAFETY: `start` came from `alloc_zeroed` in `Buffer::allocate` with this very layout
-            // and is freed once: `Buffer` and `Idle` hand it over by value.
-            unsafe { dealloc(self.start.as_ptr(), layout) }
+        if let Some(layout) = Self::layout(self.capacity) {
+            // SAFETY: `base` came from `alloc_zeroed` in `Memory::new` with this very layout and is
+            // freed once, here.
+            unsafe { dealloc(self.base.as_ptr(), layout) }
         }
     }
 }
@@ -145,7 +168,7 @@ impl Drop for Idle {
 /// Returning a buffer is one lock-free push, so it may happen on any thread, under any lock and
 /// after the agent is gone.
 pub struct BufferPool {
-    classes: Box<[ArrayQueue<Idle>]>,
+    classes: Box<[ArrayQueue<Memory>]>,
     idle_bytes: AtomicUsize,
     max_idle_bytes: usize,
 }
@@ -164,11 +187,9 @@ impl BufferPool {
         }
         let (class, capacity) = size_class(len).ok_or(OutOfMemory(len))?;
         let mut buffer = match self.classes[class].pop() {
-            Some(idle) => {
-                self.idle_bytes.fetch_sub(idle.capacity, Ordering::Relaxed);
-                let buffer = Buffer { start: idle.start, len, capacity: idle.capacity, pool: None };
-                std::mem::forget(idle);
-                buffer
+            Some(memory) => {
+                self.idle_bytes.fetch_sub(memory.capacity, Ordering::Relaxed);
+                Buffer { memory: Some(memory), len, pool: None }
             }
             None => Buffer::allocate(len, capacity)?,
         };
@@ -184,13 +205,13 @@ impl BufferPool {
     /// Frees all unused memory.
     pub fn trim(&self) {
         for class in &self.classes {
-            while let Some(idle) = class.pop() {
-                self.idle_bytes.fetch_sub(idle.capacity, Ordering::Relaxed);
+            while let Some(memory) = class.pop() {
+                self.idle_bytes.fetch_sub(memory.capacity, Ordering::Relaxed);
             }
         }
     }
 
-    fn put(&self, memory: Idle) {
+    fn put(&self, memory: Memory) {
         let size = memory.capacity;
         let Some((class, _)) = size_class(size) else { return };
         let before = self.idle_bytes.fetch_add(size, Ordering::Relaxed);
@@ -306,7 +327,7 @@ mod tests {
 
     #[test]
     fn a_buffer_is_aligned_zeroed_and_as_long_as_asked() {
-        for len in [0, 1, 63, 64, 65, 4096, POOLED_FROM + 1] {
+        for len in [0, 1, 63, 64, 65, 4096, LAZY_FROM - 1, LAZY_FROM, POOLED_FROM + 1] {
             let buffer = Buffer::zeroed(len).unwrap();
 
             assert_eq!(buffer.as_ref().len(), len);
@@ -349,7 +370,7 @@ mod tests {
 
     #[test]
     fn a_size_class_fits_and_wastes_at_most_a_quarter() {
-        for len in (POOLED_FROM..4 << 20).step_by(4099) {
+        for len in (POOLED_FROM..4 << 20).step_by(40_009) {
             let (class, capacity) = size_class(len).unwrap();
             assert!(capacity >= len && capacity - len <= len / 4, "{len} -> {capacity}");
             let (again, same) = size_class(capacity).unwrap();

@@ -110,7 +110,7 @@ impl Error {
             FailureKind::Cancelled => ErrorKind::Cancelled,
             FailureKind::Usage => ErrorKind::Usage,
             FailureKind::Protocol => ErrorKind::Protocol,
-            _ => ErrorKind::Remote,
+            FailureKind::Internal => ErrorKind::Remote,
         };
         Self::new(kind, format!("worker '{name}': {text}"))
     }

@@ -84,7 +84,9 @@ impl Promise {
         *state = last;
         drop(state);
         self.0.done.notify_all();
-        callbacks.into_iter().for_each(|callback| callback());
+        for callback in callbacks {
+            callback();
+        }
         wakers.into_iter().for_each(Waker::wake);
         true
     }
@@ -134,17 +136,28 @@ impl RpcFuture {
         }
     }
 
+    /// Takes the outcome if it is there and is a failure: an error, or an exception of the function.
+    pub fn take_failure(&self) -> Option<Result<Response>> {
+        let mut state = self.0.state.lock();
+        match &*state {
+            State::Done(Ok(Response { raised: false, .. })) | State::Spent | State::Pending { .. } => None,
+            State::Done(_) => match std::mem::replace(&mut *state, State::Spent) {
+                State::Done(outcome) => Some(outcome),
+                _ => None,
+            },
+        }
+    }
+
     /// Runs `callback` once the outcome is there: on the completing thread, or at once on this one.
     ///
     /// It must neither block nor call back into the agent.
     pub fn on_done(&self, callback: impl FnOnce() + Send + 'static) {
         let mut state = self.0.state.lock();
-        match &mut *state {
-            State::Pending { callbacks, .. } => callbacks.push(Box::new(callback)),
-            _ => {
-                drop(state);
-                callback();
-            }
+        if let State::Pending { callbacks, .. } = &mut *state {
+            callbacks.push(Box::new(callback));
+        } else {
+            drop(state);
+            callback();
         }
     }
 }
@@ -197,6 +210,18 @@ mod tests {
         assert_eq!(future.take().unwrap().unwrap_err().to_string(), "first");
         assert!(future.take().is_none());
         assert!(future.is_done());
+    }
+
+    #[test]
+    fn only_a_failure_is_taken_as_one() {
+        let (promise, future) = promise();
+        assert!(future.take_failure().is_none());
+        promise.complete(Err(Error::usage("failed")));
+
+        assert!(future.take_failure().is_some());
+
+        assert!(future.take_failure().is_none());
+        assert!(future.take().is_none());
     }
 
     #[test]

@@ -60,7 +60,7 @@ fn a_message_of_any_size_arrives_whole_and_aligned(kind: Kind) {
         let (payload, buffer) = (pattern(size, 1), pattern(size, 2));
 
         let Response { body, .. } =
-            response(&agents[0], 1, with_buffers("mirror", payload.clone(), &[buffer.clone()]));
+            response(&agents[0], 1, with_buffers("mirror", payload.clone(), std::slice::from_ref(&buffer)));
 
         assert!(body.payload.as_ref() == payload, "payload of {size} bytes");
         assert!(body.buffers[0].as_ref() == buffer, "buffer of {size} bytes");
@@ -157,7 +157,7 @@ fn bulk_in_both_directions_at_once_finishes(kind: Kind) {
         thread(move || {
             let to = u32::try_from(1 - from).unwrap();
             let Response { body, .. } =
-                response(&agent, to, with_buffers("mirror", Vec::new(), &[tensor.clone()]));
+                response(&agent, to, with_buffers("mirror", Vec::new(), std::slice::from_ref(&tensor)));
             body.buffers[0].as_ref() == tensor
         })
     };
@@ -260,7 +260,7 @@ fn a_worker_may_call_itself(kind: Kind) {
     let tensor = pattern(3 << 20, 5);
 
     let Response { body, .. } =
-        response(&agents[0], 0, with_buffers("mirror", b"me".to_vec(), &[tensor.clone()]));
+        response(&agents[0], 0, with_buffers("mirror", b"me".to_vec(), std::slice::from_ref(&tensor)));
 
     assert_eq!(body.payload.as_ref(), b"me");
     assert!(body.buffers[0].as_ref() == tensor);
@@ -271,7 +271,7 @@ fn later_writes_to_what_was_received_do_not_reach_the_sender(kind: Kind) {
     let agents = pair(kind);
     let tensor = pattern(100_000, 6);
     let region = Region::from_vec(tensor.clone());
-    let mut request = with_buffers("mirror", Vec::new(), &[tensor.clone()]);
+    let mut request = with_buffers("mirror", Vec::new(), std::slice::from_ref(&tensor));
     request.body.buffers = vec![region.clone()];
 
     let Response { mut body, .. } = response(&agents[0], 1, request);

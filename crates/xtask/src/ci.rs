@@ -16,6 +16,7 @@ pub(crate) fn add<'a>(plan: &mut Plan<'a>, project: &'a Project) {
     setup::add_extension(plan, project);
     stubs::add(plan, project);
     demo::add(plan, project);
+    plan.step("models of lock-free state", |tally| test::models(project, tally));
     test::add(plan, project, false);
 }
 

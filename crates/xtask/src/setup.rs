@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// What the extension is built from.
-const SOURCES: [&str; 7] = [
+const SOURCES: [&str; 8] = [
     "Cargo.toml",
     "Cargo.lock",
     "pyproject.toml",
@@ -20,6 +20,7 @@ const SOURCES: [&str; 7] = [
     "crates/tensorcall-proto",
     "crates/tensorcall",
     "crates/tensorcall-python",
+    "python/startup",
 ];
 
 /// All of it: the environment with torch and the tools, and the extension.

@@ -34,6 +34,15 @@ fn rust(project: &Project, tally: &mut Tally) -> Result<()> {
     reported(&mut project.cargo(&["nextest", "run", "--workspace"]), &report, tally)
 }
 
+/// Every interleaving of the lock-free state. Loom's own `cfg` rebuilds all, so into a folder of its own.
+pub(crate) fn models(project: &Project, tally: &mut Tally) -> Result<()> {
+    let mut models = project.cargo(&["test", "--package", "tensorcall", "--lib", "model::"]);
+    libtest(
+        models.env("RUSTFLAGS", "--cfg loom").env("CARGO_TARGET_DIR", project.root.join("target/loom")),
+        tally,
+    )
+}
+
 fn python(project: &Project, tally: &mut Tally, fast: bool) -> Result<()> {
     let report = project.venv.join("pytest.xml");
     let mut pytest = project.python();

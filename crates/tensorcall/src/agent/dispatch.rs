@@ -21,6 +21,11 @@ impl Events for Inner {
     }
 
     fn accepted(&self, link: LinkId, peer: Identity, handle: Arc<dyn Link>) {
+        // Before the group is known, whoever proved to be of the job may wait for it.
+        if self.peers.get().is_some() && self.peer_in_life(&peer).is_none() {
+            tracing::warn!(%peer, "connection refused: not a worker of this group, or of an earlier life");
+            return handle.close(now());
+        }
         self.links.lock().insert(link, LinkEntry::Accepted(peer, handle));
     }
 
@@ -67,6 +72,7 @@ impl Events for Inner {
         if let Some(again) = self.pool.tick(now) {
             self.schedule(again);
         }
+        self.tick_requests(now);
         self.tick_group(now);
     }
 }
@@ -152,7 +158,7 @@ impl Inner {
             tracing::info!(peer = %peer.info.identity, ?gone, "peer lost");
             self.peer_gone(peer.rank(), false);
         } else if !known && !self.is_closed() {
-            self.reach(peer);
+            self.reach_again(peer);
         }
         self.became_idle();
     }

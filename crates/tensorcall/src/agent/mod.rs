@@ -47,8 +47,9 @@ use crate::transport::{Events, Link, LinkId, Outbound, Transport, socket};
 /// A worker's agent. Cheap to clone; [`Agent::close`] ends it, and so does dropping the last clone.
 #[derive(Clone)]
 pub struct Agent {
-    inner: Arc<Inner>,
+    /// Before `inner`, which must still be there when the last clone's end comes.
     _end: Arc<EndOnDrop>,
+    inner: Arc<Inner>,
 }
 
 struct EndOnDrop(Weak<Inner>);
@@ -74,6 +75,18 @@ pub struct Request {
     pub body: Body,
     /// How long the caller waits for the answer; `None` is for ever.
     pub timeout: Option<Duration>,
+    /// When that time is over, if it began before this call is made; else it begins then.
+    pub deadline: Option<Instant>,
+}
+
+impl Request {
+    /// Lets the time for the answer begin now, unless it has begun; returns when it is over.
+    pub fn start_time(&mut self) -> Option<Instant> {
+        if self.deadline.is_none() {
+            self.deadline = self.timeout.map(|timeout| now() + timeout);
+        }
+        self.deadline
+    }
 }
 
 /// Why [`Agent::try_call`] made no call.
@@ -117,6 +130,8 @@ pub(crate) struct Inner {
     links: Mutex<HashMap<LinkId, LinkEntry>>,
     next_link: AtomicU64,
     serving: Mutex<Serving<()>>,
+    /// When slow requests are looked for next; `None` while there are no requests.
+    look_at: Mutex<Option<Instant>>,
     group: Group,
     transports: OnceLock<Transports>,
     /// When [`Events::tick`] has something to do.
@@ -193,6 +208,7 @@ impl Agent {
             links: Mutex::default(),
             next_link: AtomicU64::new(1),
             serving: Mutex::new(Serving::new()),
+            look_at: Mutex::default(),
             group: Group::default(),
             transports: OnceLock::new(),
             alarm: Arc::clone(&alarm),
@@ -206,7 +222,7 @@ impl Agent {
         if inner.transports.set(Transports { memory, reactor }).is_err() {
             return Err(Error::usage("an agent is started once"));
         }
-        Ok(Self { inner, _end: Arc::new(EndOnDrop(weak)) })
+        Ok(Self { _end: Arc::new(EndOnDrop(weak)), inner })
     }
 
     /// Who this worker is.
@@ -262,8 +278,8 @@ impl Agent {
     /// [`ErrorKind::Timeout`] if there was no room in time. What goes wrong later comes through the
     /// future.
     pub fn call(&self, to: Rank, request: Request) -> Result<RpcFuture> {
-        let limit = request.timeout.map(|timeout| now() + timeout);
         let mut request = request;
+        let limit = request.start_time();
         loop {
             match self.try_call(to, request) {
                 Ok(future) => return Ok(future),
@@ -330,6 +346,13 @@ impl Agent {
         self.inner.pool.spawn(Box::new(task));
     }
 
+    /// Runs `body`, which may take as long as the agent lives, on a thread of its own. It counts neither
+    /// as a thread of the pool nor as something that [`Agent::quiesce`] waits for; calls that it makes
+    /// are taken to be part of a request that this worker serves. Tells whether there is such a thread.
+    pub fn run_apart(&self, body: impl FnOnce() + Send + 'static) -> bool {
+        self.inner.pool.run_apart(Box::new(body))
+    }
+
     /// Workers that are gone: those that were lost, and those that said goodbye.
     pub fn gone(&self) -> Vec<Rank> {
         let peers = self.inner.peers.get().into_iter().flat_map(Peers::iter);
@@ -357,6 +380,11 @@ impl Agent {
     /// Waits until the pool's threads have ended, which they do once closed and idle; tells whether.
     pub fn wait_threads_ended(&self, limit: Instant) -> bool {
         self.inner.pool.wait_ended(limit)
+    }
+
+    /// Whether [`Agent::close`] was called.
+    pub fn is_closed(&self) -> bool {
+        self.inner.is_closed()
     }
 
     /// Numbers about this agent.
@@ -400,7 +428,7 @@ impl Inner {
     fn call(&self, to: Rank, request: Request) -> Result<RpcFuture, CallError> {
         let peer = self.peer(to).map_err(CallError::Failed)?;
         let start = now();
-        let deadline = request.timeout.map(|timeout| start + timeout);
+        let deadline = request.deadline.or(request.timeout.map(|timeout| start + timeout));
         let nested = pool::is_inside();
         let bytes = request.body.len();
         let text = match &request.function {
@@ -434,9 +462,7 @@ impl Inner {
                 id,
                 function: request.function,
                 encoding: request.encoding,
-                timeout_us: request
-                    .timeout
-                    .map(|timeout| u64::try_from(timeout.as_micros()).unwrap_or(u64::MAX)),
+                timeout_us: deadline.map(|deadline| micros(deadline.saturating_duration_since(start))),
                 nested,
                 autograd: None,
             }),
@@ -573,6 +599,10 @@ impl Inner {
             late_replies: late,
         }
     }
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// A random number from the system.

@@ -8,6 +8,7 @@ use parking_lot::{Condvar, Mutex};
 use serde::{Deserialize, Serialize};
 use tensorcall_proto::ids::{Identity, Incarnation, MessageId, Rank, WorkerName};
 use tensorcall_proto::in_flight::{InFlight, Window};
+use tensorcall_proto::termination::TerminationMessage;
 use tensorcall_proto::wire::message::Phase;
 
 use crate::error::{Error, Result};
@@ -117,6 +118,9 @@ pub(crate) struct PeerState {
     pub(crate) gone: Option<Gone>,
     /// When the connection is checked next; `None` while nothing is expected from this peer.
     pub(crate) keep_alive_at: Option<Instant>,
+    /// The last termination message of each kind that was sent to this peer, oldest first. A link that
+    /// breaks may have lost them; saying them again does no harm.
+    pub(crate) said: Vec<TerminationMessage>,
 }
 
 /// What completes a call, and what its errors tell.
@@ -153,8 +157,8 @@ pub(crate) enum Gone {
 
 impl Peer {
     fn new(info: PeerInfo, window: Window) -> Self {
-        let state =
-            PeerState { calls: InFlight::new(window), way: Way::None, gone: None, keep_alive_at: None };
+        let calls = InFlight::new(window);
+        let state = PeerState { calls, way: Way::None, gone: None, keep_alive_at: None, said: Vec::new() };
         Self { info, state: Mutex::new(state), room: Condvar::new() }
     }
 
@@ -184,6 +188,13 @@ impl Peer {
 }
 
 impl PeerState {
+    /// Notes a termination message in the place of an earlier one of its kind.
+    pub(crate) fn says(&mut self, message: &TerminationMessage) {
+        let kind = std::mem::discriminant(message);
+        self.said.retain(|said| std::mem::discriminant(said) != kind);
+        self.said.push(message.clone());
+    }
+
     /// Forgets the way if it is this link.
     pub(crate) fn drop_way(&mut self, link: LinkId) -> bool {
         let is_it = match &self.way {

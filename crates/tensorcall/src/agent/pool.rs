@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use tensorcall_proto::ids::WorkerName;
+use tensorcall_proto::wire::message::FailureKind;
 
 use crate::clock::now;
 
@@ -43,9 +44,22 @@ pub trait ThreadHook: Send + Sync {
 }
 
 /// A request to run: called with `None` to run it, or with the reason why it never will.
-pub(crate) type Job = Box<dyn FnOnce(Option<String>) + Send>;
+pub(crate) type Job = Box<dyn FnOnce(Option<Refusal>) + Send>;
 /// Work that takes no place.
 pub(crate) type Task = Box<dyn FnOnce() + Send>;
+
+/// Why a request is never run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Refusal {
+    pub(crate) kind: FailureKind,
+    pub(crate) text: String,
+}
+
+impl Refusal {
+    fn shutting_down() -> Self {
+        Self { kind: FailureKind::ShuttingDown, text: "the worker is shutting down".to_owned() }
+    }
+}
 
 /// How many threads, and what wraps them.
 pub(crate) struct PoolConfig {
@@ -141,7 +155,7 @@ impl Pool {
         let mut state = self.0.state.lock();
         if state.stopping {
             drop(state);
-            job(Some("the worker is shutting down".to_owned()));
+            job(Some(Refusal::shutting_down()));
             return None;
         }
         if nested { &mut state.nested } else { &mut state.requests }.push_back(job);
@@ -156,6 +170,23 @@ impl Pool {
         let mut state = self.0.state.lock();
         state.tasks.push_back(task);
         self.0.kick(&mut state);
+    }
+
+    /// Runs `body` on a thread of its own, which is none of the pool's and holds no place. The calls that
+    /// it makes are nested ones all the same. Tells whether there is such a thread.
+    pub(crate) fn run_apart(&self, body: Task) -> bool {
+        let pool = Arc::clone(&self.0);
+        spawn_thread("tensorcall-apart", move || {
+            let mut body = Some(body);
+            Arc::clone(&pool.config.hook).run(&mut || {
+                // It has nothing to lend, as if it were inside a wait already.
+                CURRENT.set(Some(Membership { pool: Arc::clone(&pool), has_place: false, lending: true }));
+                if let Some(body) = body.take() {
+                    guarded(body);
+                }
+                CURRENT.set(None);
+            });
+        })
     }
 
     /// Wakes more threads if those at work take long, and lets a nested call pass if nothing has moved
@@ -187,7 +218,7 @@ impl Pool {
         let refused: Vec<_> = take_requests(&mut state);
         drop(state);
         self.0.work.notify_all();
-        refuse(refused, "the worker is shutting down");
+        refuse(refused, &Refusal::shutting_down());
     }
 
     /// Waits until all threads have ended or `limit` has come; tells which.
@@ -268,18 +299,11 @@ impl Shared {
 
     fn start_thread(self: &Arc<Self>) -> bool {
         let pool = Arc::clone(self);
-        let body = move || {
+        spawn_thread("tensorcall-pool", move || {
             let hook = Arc::clone(&pool.config.hook);
             hook.run(&mut || pool.work_until_end());
             pool.thread_ended();
-        };
-        match std::thread::Builder::new().name("tensorcall-pool".to_owned()).spawn(body) {
-            Ok(_) => true,
-            Err(error) => {
-                tracing::error!(%error, "cannot start a pool thread");
-                false
-            }
-        }
+        })
     }
 
     fn work_until_end(self: &Arc<Self>) {
@@ -407,7 +431,17 @@ impl Shared {
         );
         let refused = take_requests(&mut state);
         drop(state);
-        refuse(refused, &text);
+        refuse(refused, &Refusal { kind: FailureKind::PoolExhausted, text });
+    }
+}
+
+fn spawn_thread(name: &str, body: impl FnOnce() + Send + 'static) -> bool {
+    match std::thread::Builder::new().name(name.to_owned()).spawn(body) {
+        Ok(_) => true,
+        Err(error) => {
+            tracing::error!(%error, "cannot start thread {name}");
+            false
+        }
     }
 }
 
@@ -416,9 +450,9 @@ fn take_requests(state: &mut State) -> Vec<Job> {
     nested.into_iter().chain(std::mem::take(&mut state.requests)).collect()
 }
 
-fn refuse(jobs: Vec<Job>, text: &str) {
+fn refuse(jobs: Vec<Job>, why: &Refusal) {
     for job in jobs {
-        guarded(|| job(Some(text.to_owned())));
+        guarded(|| job(Some(why.clone())));
     }
 }
 
@@ -452,21 +486,23 @@ pub(crate) fn lend<R>(target: Option<&WorkerName>, wait: impl FnOnce() -> R) -> 
         _ => None,
     });
     let Some((pool, has_place)) = lender else { return wait() };
-    /// Ends the wait also when `wait` panics.
-    struct Loan<'a>(Arc<Shared>, bool, Option<&'a WorkerName>);
-    impl Drop for Loan<'_> {
-        fn drop(&mut self) {
-            self.0.end_wait(self.1, self.2);
-            CURRENT.with_borrow_mut(|member| {
-                if let Some(member) = member {
-                    member.lending = false;
-                }
-            });
-        }
-    }
     pool.begin_wait(has_place, target);
     let _loan = Loan(pool, has_place, target);
     wait()
+}
+
+/// Ends the wait also when what waits panics.
+struct Loan<'a>(Arc<Shared>, bool, Option<&'a WorkerName>);
+
+impl Drop for Loan<'_> {
+    fn drop(&mut self) {
+        self.0.end_wait(self.1, self.2);
+        CURRENT.with_borrow_mut(|member| {
+            if let Some(member) = member {
+                member.lending = false;
+            }
+        });
+    }
 }
 
 #[cfg(test)]
@@ -491,7 +527,7 @@ mod tests {
     }
 
     /// A request that says that it runs, then does what it is told.
-    fn blocked_request(pool: &Pool, nested: bool) -> (Receiver<Option<String>>, Sender<()>) {
+    fn blocked_request(pool: &Pool, nested: bool) -> (Receiver<Option<Refusal>>, Sender<()>) {
         let (said, says) = mpsc::channel();
         let (go, gone) = mpsc::channel::<()>();
         pool.submit(
@@ -507,7 +543,7 @@ mod tests {
         (says, go)
     }
 
-    fn waiting_request(pool: &Pool) -> (Receiver<Option<String>>, Sender<()>) {
+    fn waiting_request(pool: &Pool) -> (Receiver<Option<Refusal>>, Sender<()>) {
         let (said, says) = mpsc::channel();
         let (go, gone) = mpsc::channel::<()>();
         pool.submit(
@@ -558,7 +594,8 @@ mod tests {
 
         let (c, _go_c) = blocked_request(&pool, false);
 
-        let text = c.recv_timeout(SOON).unwrap().unwrap();
+        let Refusal { kind, text } = c.recv_timeout(SOON).unwrap().unwrap();
+        assert_eq!(kind, FailureKind::PoolExhausted);
         assert!(text.contains("exhausted") && text.contains("2 for worker 'worker1'"), "{text}");
     }
 
@@ -586,6 +623,19 @@ mod tests {
         pool.spawn(Box::new(move || said.send(()).unwrap()));
 
         says.recv_timeout(SOON).unwrap();
+    }
+
+    #[test]
+    fn a_thread_apart_takes_no_place_and_makes_nested_calls() {
+        let pool = pool(1, 1);
+        let (a, _go) = blocked_request(&pool, false);
+        a.recv_timeout(SOON).unwrap();
+        let (said, says) = mpsc::channel();
+
+        assert!(pool.run_apart(Box::new(move || said.send(lend(None, is_inside)).unwrap())));
+
+        assert_eq!(says.recv_timeout(SOON), Ok(true));
+        assert_eq!(pool.counts().tasks, 0);
     }
 
     struct Patient;
@@ -637,7 +687,7 @@ mod tests {
         go.send(()).unwrap();
 
         let (b, _go) = blocked_request(&pool, false);
-        assert!(b.recv_timeout(SOON).unwrap().unwrap().contains("shutting down"));
+        assert_eq!(b.recv_timeout(SOON).unwrap().unwrap().kind, FailureKind::ShuttingDown);
         assert!(pool.wait_ended(now() + SOON));
     }
 

@@ -1,17 +1,21 @@
 //! A request on its way: admitted, run on the pool, answered.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use tensorcall_proto::ids::Identity;
+use tensorcall_proto::ids::{Identity, Incarnation, MessageId, Rank};
 use tensorcall_proto::serving::{CancelOutcome, RequestKey, Start};
 use tensorcall_proto::wire::message::{Call, Encoding, FailureKind, FunctionRef, Message, Outcome, Reply};
 
-use super::Inner;
-use super::pool::ThreadHook;
+use super::pool::{Refusal, ThreadHook};
+use super::{Inner, LinkEntry};
 use crate::body::{Body, Received};
 use crate::clock::now;
 use crate::transport::{Link, Outbound};
+
+/// Callers of requests that take longer than this are told how far they have come.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// Runs the functions that other workers call.
 pub trait Handler: ThreadHook {
@@ -87,7 +91,8 @@ impl Responder {
 impl Drop for Responder {
     fn drop(&mut self) {
         if !self.answered {
-            let text = "the function ended without an answer: it panicked".to_owned();
+            let how = if std::thread::panicking() { "panicked" } else { "ended without an answer" };
+            let text = format!("the function {how}");
             self.send(Outcome::Failed { kind: FailureKind::Internal, text }, Body::default());
         }
     }
@@ -119,6 +124,7 @@ impl Inner {
             tracing::warn!(peer = %caller, %duplicate, "request ignored");
             return;
         }
+        self.look_for_slow_requests();
         let (agent, nested, encoding) = (Arc::downgrade(self), call.nested, call.encoding);
         let request = InboundCall { caller, function, encoding, body };
         let job = Box::new(move |refused| run(&agent, link, key, request, refused));
@@ -128,17 +134,60 @@ impl Inner {
     }
 
     /// The caller no longer wants an answer.
-    pub(super) fn cancel_request(
-        &self,
-        caller: &Identity,
-        link: &dyn Link,
-        id: tensorcall_proto::ids::MessageId,
-    ) {
+    pub(super) fn cancel_request(&self, caller: &Identity, link: &dyn Link, id: MessageId) {
         let key = RequestKey { peer: caller.rank, incarnation: caller.incarnation, id };
         let outcome = self.serving.lock().cancel(key);
         if let CancelOutcome::Waiting(()) = outcome {
             refuse(link, key, FailureKind::Cancelled, "cancelled before it ran".to_owned());
         }
+    }
+
+    fn look_for_slow_requests(&self) {
+        let mut look_at = self.look_at.lock();
+        if look_at.is_none() {
+            let at = *look_at.insert(now() + LOOK_EVERY);
+            drop(look_at);
+            self.schedule(at);
+        }
+    }
+
+    /// Tells callers how far their requests have come, so that a time-out can say so.
+    pub(super) fn tick_requests(&self, now: Instant) {
+        let mut look_at = self.look_at.lock();
+        let Some(at) = *look_at else { return };
+        if at > now {
+            drop(look_at);
+            return self.schedule(at);
+        }
+        // Still under the lock: a request that is admitted meanwhile finds a next look, or that there is none.
+        let (overdue, any) = {
+            let mut serving = self.serving.lock();
+            (serving.overdue(), !serving.is_empty())
+        };
+        let next = any.then(|| now + LOOK_EVERY);
+        *look_at = next;
+        drop(look_at);
+        if let Some(next) = next {
+            self.schedule(next);
+        }
+        if overdue.is_empty() {
+            return;
+        }
+        let links = self.links_of_callers();
+        for (key, phase) in overdue {
+            if let Some(link) = links.get(&(key.peer, key.incarnation)) {
+                link.send(Outbound::plain(Message::Progress { id: key.id, phase }));
+            }
+        }
+    }
+
+    fn links_of_callers(&self) -> HashMap<(Rank, Incarnation), Arc<dyn Link>> {
+        let links = self.links.lock();
+        let accepted = links.values().filter_map(|entry| match entry {
+            LinkEntry::Accepted(peer, link) => Some(((peer.rank, peer.incarnation), Arc::clone(link))),
+            LinkEntry::Outgoing(_) => None,
+        });
+        accepted.collect()
     }
 }
 
@@ -148,7 +197,7 @@ fn run(
     link: Arc<dyn Link>,
     key: RequestKey,
     request: InboundCall,
-    refused: Option<String>,
+    refused: Option<Refusal>,
 ) {
     let Some(inner) = agent.upgrade() else { return };
     let start = inner.serving.lock().start(key, now());
@@ -166,7 +215,7 @@ fn run(
                     drop(inner);
                     handler.handle(request, responder);
                 }
-                Some(text) => responder.failed(FailureKind::PoolExhausted, text),
+                Some(Refusal { kind, text }) => responder.failed(kind, text),
             }
         }
     }

@@ -17,7 +17,7 @@ use tensorcall_proto::termination::{
 };
 use tensorcall_proto::wire::message::{GoodbyeReason, Message};
 
-use super::peers::Peers;
+use super::peers::{Peer, Peers};
 use super::{Inner, LinkEntry};
 use crate::clock::now;
 use crate::error::{Error, ErrorKind, Result};
@@ -139,6 +139,17 @@ impl Inner {
         });
     }
 
+    /// The link to a peer broke, and the peer may live: finds out, and says again what may be lost.
+    pub(super) fn reach_again(&self, peer: &Arc<Peer>) {
+        let said = peer.state.lock().said.clone();
+        if said.is_empty() {
+            self.reach(peer);
+        }
+        for message in said {
+            self.post(peer, Outbound::plain(Message::Termination(message)));
+        }
+    }
+
     pub(super) fn tick_group(&self, now: Instant) {
         self.with_group(|machine, _| machine.handle_timeout(now));
     }
@@ -159,8 +170,7 @@ impl Inner {
         if std::mem::replace(&mut state.driving, true) {
             return;
         }
-        loop {
-            let Some(effect) = state.machine.as_mut().and_then(Termination::poll_effect) else { break };
+        while let Some(effect) = state.machine.as_mut().and_then(Termination::poll_effect) {
             if let Effect::Quiet { round, .. } = effect {
                 state.quiet = round;
                 self.group.changed.notify_all();
@@ -185,6 +195,7 @@ impl Inner {
         match effect {
             Effect::Send(rank, message) => {
                 if let Ok(peer) = self.peer(rank) {
+                    peer.state.lock().says(&message);
                     self.post(peer, Outbound::plain(Message::Termination(message)));
                 }
             }

@@ -1,7 +1,7 @@
 //! The writing half of a socket link: any thread may send, and writes at once what the socket takes.
 //!
 //! What it does not take stays in the outbox, and the reactor goes on when there is room. Reading is
-//! the reactor's alone (`reactor.rs`).
+//! the reactor's alone (`reactor/`).
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};

@@ -19,6 +19,8 @@ use tensorcall::{
 };
 
 pub(crate) mod gate;
+pub(crate) mod log;
+pub(crate) mod proxy;
 pub(crate) mod raw;
 
 /// No wait of a test is longer.
@@ -74,8 +76,8 @@ pub(crate) fn rank(number: u32) -> Rank {
 
 pub(crate) fn config(number: u32) -> AgentConfig {
     let mut config = AgentConfig::new(WorkerName::parse(&format!("worker{number}")).unwrap(), rank(number));
-    config.job = "test".to_owned();
-    config.secret = b"secret".to_vec();
+    config.job = raw::JOB.into();
+    config.secret = raw::SECRET.into();
     config
 }
 
@@ -188,6 +190,7 @@ pub(crate) fn request(function: &str, payload: &[u8], timeout: Option<Duration>)
         encoding: Encoding::Bytes,
         body: Body::of(payload.to_vec()),
         timeout,
+        deadline: None,
     }
 }
 
@@ -200,6 +203,22 @@ pub(crate) fn answer(future: &RpcFuture) -> Result<Vec<u8>, Error> {
     let done = tensorcall::lend(None, || future.wait_until(Some(deadline(SOON))));
     assert!(done, "no answer in time");
     future.take().unwrap().map(|response| response.body.payload.as_ref().to_vec())
+}
+
+/// Waits for something that nobody tells of.
+pub(crate) fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    let limit = deadline(SOON);
+    while !is_so() {
+        assert!(now() < limit, "not in time: {what}");
+        std::thread::park_timeout(Duration::from_millis(1));
+    }
+}
+
+/// All of these end well.
+pub(crate) fn answer_all(futures: &[RpcFuture]) {
+    for future in futures {
+        answer(future).unwrap();
+    }
 }
 
 pub(crate) fn ask(agent: &Agent, to: u32, function: &str, payload: &[u8]) -> Result<Vec<u8>, Error> {
@@ -224,7 +243,7 @@ pub(crate) fn thread<R: Send + 'static>(run: impl FnOnce() -> R + Send + 'static
 
 /// The result of a thread, in time.
 pub(crate) fn finish<R>(thread: &Receiver<R>) -> R {
-    thread.recv_timeout(SOON).expect("a thread ends in time, without a panic")
+    thread.recv_timeout(SOON).unwrap_or_else(|error| panic!("a thread does not end well: {error}"))
 }
 
 /// All agents leave together, as graceful shutdown does.
@@ -250,12 +269,12 @@ pub(crate) fn mirror(call: InboundCall, responder: Responder) {
 }
 
 pub(crate) fn is_aligned(buffer: &Buffer) -> bool {
-    buffer.as_ptr() as usize % ALIGNMENT == 0
+    (buffer.as_ptr() as usize).is_multiple_of(ALIGNMENT)
 }
 
 /// Bytes that differ from their neighbours at any distance that matters.
 pub(crate) fn pattern(len: usize, seed: u8) -> Vec<u8> {
-    let block: Vec<u8> = (0..65_521u32).map(|i| (i % 251) as u8 ^ (i / 251) as u8 ^ seed).collect();
+    let block: Vec<u8> = (0..65_521usize).map(|i| ((i % 251) ^ (i / 251)).to_le_bytes()[0] ^ seed).collect();
     let mut bytes = Vec::with_capacity(len);
     while bytes.len() < len {
         bytes.extend_from_slice(&block[..block.len().min(len - bytes.len())]);

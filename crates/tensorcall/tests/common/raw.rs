@@ -163,8 +163,10 @@ impl Listener {
                 (Self::Tcp(listener), address)
             }
             Kind::Unix => {
-                let name = format!("tensorcall-test-{:016x}", u64::from_le_bytes(random()[..8].try_into().unwrap()));
-                let listener = UnixListener::bind_addr(&UnixAddress::from_abstract_name(&name).unwrap()).unwrap();
+                let name =
+                    format!("tensorcall-test-{:016x}", u64::from_le_bytes(random()[..8].try_into().unwrap()));
+                let listener =
+                    UnixListener::bind_addr(&UnixAddress::from_abstract_name(&name).unwrap()).unwrap();
                 let host = like.addresses.iter().find_map(|address| match address {
                     Address::Unix { host, .. } => Some(host.clone()),
                     _ => None,

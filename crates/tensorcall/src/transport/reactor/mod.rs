@@ -1,0 +1,195 @@
+//! The I/O thread of an agent: readiness in, connections driven, deadlines fired.
+//!
+//! It never runs code of users, never attaches to Python and never waits but for events (NET-1).
+//!
+//! - `mod.rs`: the handle that other threads hold, and what they share with the thread
+//! - `driver.rs`: the thread's loop, and the life of a connection
+//! - `greeting.rs`: accepting, and proving each other
+//! - `reading.rs`: from bytes to messages
+
+mod driver;
+mod greeting;
+mod reading;
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::event::{EventfdFlags, eventfd};
+use tensorcall_proto::ids::Identity;
+use tensorcall_proto::wire::limits::Limits;
+
+use self::driver::Driver;
+use self::reading::SCRATCH;
+use super::alarm::Alarm;
+use super::connection::Connection;
+use super::socket::{self, ListenSocket};
+use super::{Address, Events, Link, LinkId, Transport};
+use crate::buffer::BufferPool;
+use crate::clock::now;
+use crate::error::{Error, Result};
+
+const WAKE: u64 = 0;
+
+/// Who we are and what proves it.
+pub(crate) struct Credentials {
+    pub(crate) me: Identity,
+    pub(crate) job: String,
+    pub(crate) secret: Vec<u8>,
+}
+
+/// What other threads use of the reactor.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    epoll: OwnedFd,
+    wake: OwnedFd,
+    commands: Mutex<Vec<Command>>,
+    alarm: Arc<Alarm>,
+    base: Instant,
+}
+
+/// What other threads ask of the reactor.
+#[derive(Debug)]
+pub(crate) enum Command {
+    Connect(Arc<Connection>, Identity, VecDeque<Address>),
+    Close(LinkId, Instant),
+    Fail(LinkId, String),
+    Stop(Instant),
+}
+
+impl Shared {
+    pub(crate) fn command(&self, command: Command) {
+        self.commands.lock().push(command);
+        self.wake();
+    }
+
+    pub(crate) fn micros(&self, time: Instant) -> u64 {
+        u64::try_from(time.saturating_duration_since(self.base).as_micros()).unwrap_or(u64::MAX)
+    }
+
+    pub(crate) fn set_interest(
+        &self,
+        link: LinkId,
+        socket: &OwnedFd,
+        interest: EventFlags,
+    ) -> io::Result<()> {
+        Ok(epoll::modify(&self.epoll, socket, EventData::new_u64(link_token(link)), interest)?)
+    }
+
+    fn wake(&self) {
+        // A full counter means that the reactor is being woken already.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+}
+
+/// The handle of an agent's reactor; also its transport for TCP and Unix sockets.
+#[derive(Debug)]
+pub(crate) struct Reactor {
+    shared: Arc<Shared>,
+    addresses: Vec<Address>,
+    host: String,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Reactor {
+    /// Starts the thread. It tells `events` what happens, and ends when nobody holds that any more.
+    pub(crate) fn start(
+        events: Weak<dyn Events>,
+        alarm: Arc<Alarm>,
+        credentials: Credentials,
+        listeners: Vec<ListenSocket>,
+        limits: Limits,
+        pool: Arc<BufferPool>,
+    ) -> Result<Self> {
+        let what = |error: rustix::io::Errno| Error::io("cannot start the reactor", error);
+        let shared = Arc::new(Shared {
+            epoll: epoll::create(epoll::CreateFlags::CLOEXEC).map_err(what)?,
+            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(what)?,
+            commands: Mutex::default(),
+            alarm,
+            base: now(),
+        });
+        epoll::add(&shared.epoll, &shared.wake, EventData::new_u64(WAKE), EventFlags::IN).map_err(what)?;
+        for (index, listener) in listeners.iter().enumerate() {
+            let data = EventData::new_u64(listener_token(index));
+            epoll::add(&shared.epoll, &listener.fd, data, EventFlags::IN).map_err(what)?;
+        }
+        let addresses = listeners.iter().map(|listener| listener.address.clone()).collect();
+        let driver = Driver {
+            shared: Arc::clone(&shared),
+            events,
+            credentials,
+            listeners,
+            limits,
+            pool,
+            sockets: HashMap::new(),
+            greeting: 0,
+            deaf_until: None,
+            scratch: vec![0; SCRATCH],
+            stop: None,
+        };
+        let thread = std::thread::Builder::new().name("tensorcall-io".to_owned()).spawn(move || driver.run());
+        let thread = thread.map_err(|error| Error::io("cannot start the reactor", error))?;
+        Ok(Self { shared, addresses, host: socket::host_id(), thread: Mutex::new(Some(thread)) })
+    }
+
+    /// Makes the reactor look at its alarm.
+    pub(crate) fn wake(&self) {
+        self.shared.wake();
+    }
+}
+
+impl Transport for Reactor {
+    fn addresses(&self) -> Vec<Address> {
+        self.addresses.clone()
+    }
+
+    fn reaches(&self, _peer: &Identity, address: &Address) -> bool {
+        match address {
+            Address::Tcp(_) => true,
+            Address::Unix { host, .. } => *host == self.host,
+            Address::Memory(_) => false,
+        }
+    }
+
+    fn connect(&self, link: LinkId, peer: &Identity, mut candidates: Vec<Address>) -> Arc<dyn Link> {
+        candidates.retain(|address| self.reaches(peer, address));
+        // The local socket first: it is the fastest and proves that the host is this one.
+        candidates.sort_by_key(|address| !matches!(address, Address::Unix { .. }));
+        let connection = Connection::new(link, Arc::clone(&self.shared));
+        self.shared.command(Command::Connect(Arc::clone(&connection), peer.clone(), candidates.into()));
+        connection
+    }
+
+    fn stop(&self, limit: Instant) {
+        self.shared.command(Command::Stop(limit));
+        let thread = self.thread.lock().take();
+        if let Some(thread) = thread
+            && thread.thread().id() != std::thread::current().id()
+            && thread.join().is_err()
+        {
+            tracing::error!("the reactor panicked");
+        }
+    }
+}
+
+const fn link_token(link: LinkId) -> u64 {
+    link.0 << 1 | 1
+}
+
+const fn token_link(token: u64) -> LinkId {
+    LinkId(token >> 1)
+}
+
+const fn listener_token(index: usize) -> u64 {
+    (index as u64 + 1) << 1
+}
+
+fn listener_index(token: u64) -> Option<usize> {
+    (token & 1 == 0 && token > 0).then(|| usize::try_from((token >> 1) - 1).unwrap_or(usize::MAX))
+}
