@@ -1,6 +1,7 @@
 //! The agent: one worker's end of every call.
 //!
-//! - `mod.rs`: the public handle; making a call
+//! - `mod.rs`: the public handle
+//! - `calls.rs`: making a call, and the way to a peer
 //! - `peers.rs`: the other workers and the way to each
 //! - `dispatch.rs`: from an event of a transport to what happens
 //! - `pool.rs`: threads that run functions
@@ -10,6 +11,7 @@
 //! Locks are held for moments and never while calling out (LOCK-1). The order, where two are held, is
 //! a peer's state before the table of links.
 
+mod calls;
 mod dispatch;
 mod peers;
 mod pool;
@@ -19,26 +21,26 @@ mod shutdown;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use parking_lot::Mutex;
 use tensorcall_proto::ids::{Identity, Incarnation, MessageId, Rank, WorkerName};
 use tensorcall_proto::in_flight::Window;
 use tensorcall_proto::serving::Serving;
-use tensorcall_proto::wire::message::{Call, Encoding, FunctionRef, Message, Phase};
+use tensorcall_proto::wire::message::{Message, Phase};
 
+pub use self::calls::{CallError, Request};
 pub use self::peers::PeerInfo;
-use self::peers::{Peer, Peers, Ticket, Way};
+use self::peers::{Peer, Peers};
 pub use self::pool::ThreadHook;
 use self::pool::{Pool, PoolConfig};
 pub use self::serve::{Handler, InboundCall, Responder};
 use self::shutdown::Group;
-use crate::body::Body;
 use crate::buffer::BufferPool;
 use crate::clock::now;
 use crate::config::AgentConfig;
 use crate::error::{Error, ErrorKind, Result};
-use crate::future::{RpcFuture, promise};
+use crate::future::RpcFuture;
 use crate::transport::alarm::Alarm;
 use crate::transport::memory::{Hub, MemoryTransport};
 use crate::transport::reactor::{Credentials, Reactor};
@@ -60,42 +62,6 @@ impl Drop for EndOnDrop {
             inner.close(false, now());
         }
     }
-}
-
-/// A call to be made.
-#[derive(Debug)]
-pub struct Request {
-    /// Which function.
-    pub function: FunctionRef,
-    /// How errors name the function.
-    pub label: Arc<str>,
-    /// How the payload is encoded.
-    pub encoding: Encoding,
-    /// The arguments.
-    pub body: Body,
-    /// How long the caller waits for the answer; `None` is for ever.
-    pub timeout: Option<Duration>,
-    /// When that time is over, if it began before this call is made; else it begins then.
-    pub deadline: Option<Instant>,
-}
-
-impl Request {
-    /// Lets the time for the answer begin now, unless it has begun; returns when it is over.
-    pub fn start_time(&mut self) -> Option<Instant> {
-        if self.deadline.is_none() {
-            self.deadline = self.timeout.map(|timeout| now() + timeout);
-        }
-        self.deadline
-    }
-}
-
-/// Why [`Agent::try_call`] made no call.
-#[derive(Debug)]
-pub enum CallError {
-    /// Too much is under way to that worker: wait for room, then try again with this request.
-    Full(Box<Request>),
-    /// The call cannot be made.
-    Failed(Error),
 }
 
 /// Numbers about an agent.
@@ -425,157 +391,12 @@ impl Inner {
         peers.get(rank).ok_or_else(|| Error::usage(format!("there is no worker of rank {rank}")))
     }
 
-    fn call(&self, to: Rank, request: Request) -> Result<RpcFuture, CallError> {
-        let peer = self.peer(to).map_err(CallError::Failed)?;
-        let start = now();
-        let deadline = request.deadline.or(request.timeout.map(|timeout| start + timeout));
-        let nested = pool::is_inside();
-        let bytes = request.body.len();
-        let text = match &request.function {
-            FunctionRef::Name(name) | FunctionRef::Define { name, .. } => name.len(),
-            FunctionRef::InPayload | FunctionRef::Slot(_) => 0,
-        };
-        if let Err(error) = request.body.check(text, &self.config.limits) {
-            let text = format!("the call of {} on worker '{}': {error}", request.label, peer.name());
-            return Err(CallError::Failed(Error::usage(text)));
-        }
-        let (promise, future) = promise();
-        let mut state = peer.state.lock();
-        if self.is_closed() {
-            return Err(CallError::Failed(Error::shutting_down()));
-        }
-        if let Some(gone) = &state.gone {
-            return Err(CallError::Failed(peer.error(gone, &request.label, Phase::Queued)));
-        }
-        let ticket = Ticket {
-            promise,
-            function: Arc::clone(&request.label),
-            timeout: request.timeout.unwrap_or_default(),
-        };
-        let Ok(id) = state.calls.try_start(deadline, bytes, nested, ticket) else {
-            return Err(CallError::Full(Box::new(request)));
-        };
-        future.is_of(id);
-        let keep_alive = *state.keep_alive_at.get_or_insert(start + self.config.keepalive);
-        let message = Outbound {
-            message: Message::Call(Call {
-                id,
-                function: request.function,
-                encoding: request.encoding,
-                timeout_us: deadline.map(|deadline| micros(deadline.saturating_duration_since(start))),
-                nested,
-                autograd: None,
-            }),
-            body: request.body,
-            id: Some(id),
-        };
-        if self.post_locked(peer, state, message) {
-            peer.state.lock().calls.set_phase(id, Phase::Sent);
-        }
-        self.schedule(deadline.map_or(keep_alive, |deadline| deadline.min(keep_alive)));
-        Ok(future)
-    }
-
-    /// Sends a message to a peer, opening the way if there is none. Tells whether it is all out.
-    fn post(&self, peer: &Arc<Peer>, message: Outbound) -> bool {
-        let state = peer.state.lock();
-        if state.gone.is_some() {
-            return false;
-        }
-        self.post_locked(peer, state, message)
-    }
-
-    fn post_locked(
-        &self,
-        peer: &Arc<Peer>,
-        mut state: parking_lot::MutexGuard<'_, peers::PeerState>,
-        message: Outbound,
-    ) -> bool {
-        match &mut state.way {
-            Way::Link { handle, .. } => {
-                let handle = Arc::clone(handle);
-                drop(state);
-                handle.send(message)
-            }
-            Way::Opening { backlog, .. } => {
-                backlog.push(message);
-                false
-            }
-            Way::None => {
-                self.open_way(peer, state, vec![message]);
-                false
-            }
-        }
-    }
-
-    /// Makes sure that there is a way to a peer, or that it turns out that there is none.
-    fn reach(&self, peer: &Arc<Peer>) {
-        let state = peer.state.lock();
-        if state.gone.is_none() && matches!(state.way, Way::None) {
-            self.open_way(peer, state, Vec::new());
-        }
-    }
-
-    /// Opens a link, then sends what has been kept for it. The lock is not held meanwhile (LOCK-1).
-    fn open_way(
-        &self,
-        peer: &Arc<Peer>,
-        mut state: parking_lot::MutexGuard<'_, peers::PeerState>,
-        backlog: Vec<Outbound>,
-    ) {
-        let link = self.next_link();
-        state.way = Way::Opening { id: link, backlog };
-        drop(state);
-        self.links.lock().insert(link, LinkEntry::Outgoing(Arc::clone(peer)));
-        let PeerInfo { identity, addresses } = &peer.info;
-        let reaches =
-            |transport: &&dyn Transport| addresses.iter().any(|address| transport.reaches(identity, address));
-        // All addresses of one kind are tried by its transport; memory, which is this process, comes first.
-        let Some(transport) = self.transports().find(reaches) else {
-            let tried: Vec<_> = addresses.iter().map(ToString::to_string).collect();
-            let reason = format!("no transport reaches any of its addresses ({})", tried.join(", "));
-            self.closed(link, crate::transport::Closed { was_open: false, reason });
-            return;
-        };
-        let handle = transport.connect(link, identity, addresses.clone());
-        loop {
-            let mut state = peer.state.lock();
-            let Way::Opening { id, backlog } = &mut state.way else { return };
-            if *id != link {
-                return;
-            }
-            let kept = std::mem::take(backlog);
-            if kept.is_empty() {
-                state.way = Way::Link { id: link, handle };
-                return;
-            }
-            drop(state);
-            for message in kept {
-                let id = message.id;
-                if handle.send(message)
-                    && let Some(id) = id
-                {
-                    peer.state.lock().calls.set_phase(id, Phase::Sent);
-                }
-            }
-        }
-    }
-
     fn schedule(&self, when: Instant) {
         if self.alarm.set(when)
             && let Some(transports) = self.transports.get()
         {
             transports.reactor.wake();
         }
-    }
-
-    /// Completes a call, in sight of the waves (see [`shutdown`]).
-    fn complete(&self, take: impl FnOnce() -> Option<(Ticket, Result<crate::future::Response>)>) {
-        self.completing.fetch_add(1, Ordering::SeqCst);
-        if let Some((ticket, outcome)) = take() {
-            ticket.promise.complete(outcome);
-        }
-        self.completing.fetch_sub(1, Ordering::SeqCst);
     }
 
     fn metrics(&self) -> Metrics {
@@ -599,10 +420,6 @@ impl Inner {
             late_replies: late,
         }
     }
-}
-
-fn micros(duration: Duration) -> u64 {
-    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// A random number from the system.

@@ -1,0 +1,203 @@
+//! Making a call: a place in the window, a deadline, and the way to the peer.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use tensorcall_proto::ids::Rank;
+use tensorcall_proto::wire::message::{Call, Encoding, FunctionRef, Message, Phase};
+
+use super::peers::{self, Peer, PeerInfo, Ticket, Way};
+use super::{Inner, LinkEntry, pool};
+use crate::body::Body;
+use crate::clock::now;
+use crate::error::{Error, Result};
+use crate::future::{RpcFuture, promise};
+use crate::transport::{Events, Outbound, Transport};
+
+/// A call to be made.
+#[derive(Debug)]
+pub struct Request {
+    /// Which function.
+    pub function: FunctionRef,
+    /// How errors name the function.
+    pub label: Arc<str>,
+    /// How the payload is encoded.
+    pub encoding: Encoding,
+    /// The arguments.
+    pub body: Body,
+    /// How long the caller waits for the answer; `None` is for ever.
+    pub timeout: Option<Duration>,
+    /// When that time is over, if it began before this call is made; else it begins then.
+    pub deadline: Option<Instant>,
+}
+
+impl Request {
+    /// Lets the time for the answer begin now, unless it has begun; returns when it is over.
+    pub fn start_time(&mut self) -> Option<Instant> {
+        if self.deadline.is_none() {
+            self.deadline = self.timeout.map(|timeout| now() + timeout);
+        }
+        self.deadline
+    }
+}
+
+/// Why [`Agent::try_call`] made no call.
+#[derive(Debug)]
+pub enum CallError {
+    /// Too much is under way to that worker: wait for room, then try again with this request.
+    Full(Box<Request>),
+    /// The call cannot be made.
+    Failed(Error),
+}
+
+impl Inner {
+    pub(super) fn call(&self, to: Rank, request: Request) -> Result<RpcFuture, CallError> {
+        let peer = self.peer(to).map_err(CallError::Failed)?;
+        let start = now();
+        let deadline = request.deadline.or(request.timeout.map(|timeout| start + timeout));
+        let nested = pool::is_inside();
+        let bytes = request.body.len();
+        let text = match &request.function {
+            FunctionRef::Name(name) | FunctionRef::Define { name, .. } => name.len(),
+            FunctionRef::InPayload | FunctionRef::Slot(_) => 0,
+        };
+        if let Err(error) = request.body.check(text, &self.config.limits) {
+            let text = format!("the call of {} on worker '{}': {error}", request.label, peer.name());
+            return Err(CallError::Failed(Error::usage(text)));
+        }
+        let (promise, future) = promise();
+        let mut state = peer.state.lock();
+        if self.is_closed() {
+            return Err(CallError::Failed(Error::shutting_down()));
+        }
+        if let Some(gone) = &state.gone {
+            return Err(CallError::Failed(peer.error(gone, &request.label, Phase::Queued)));
+        }
+        let ticket = Ticket {
+            promise,
+            function: Arc::clone(&request.label),
+            timeout: request.timeout.unwrap_or_default(),
+        };
+        let Ok(id) = state.calls.try_start(deadline, bytes, nested, ticket) else {
+            return Err(CallError::Full(Box::new(request)));
+        };
+        future.is_of(id);
+        let keep_alive = *state.keep_alive_at.get_or_insert(start + self.config.keepalive);
+        let message = Outbound {
+            message: Message::Call(Call {
+                id,
+                function: request.function,
+                encoding: request.encoding,
+                timeout_us: deadline.map(|deadline| micros(deadline.saturating_duration_since(start))),
+                nested,
+                autograd: None,
+            }),
+            body: request.body,
+            id: Some(id),
+        };
+        if self.post_locked(peer, state, message) {
+            peer.state.lock().calls.set_phase(id, Phase::Sent);
+        }
+        self.schedule(deadline.map_or(keep_alive, |deadline| deadline.min(keep_alive)));
+        Ok(future)
+    }
+
+    /// Sends a message to a peer, opening the way if there is none. Tells whether it is all out.
+    pub(super) fn post(&self, peer: &Arc<Peer>, message: Outbound) -> bool {
+        let state = peer.state.lock();
+        if state.gone.is_some() {
+            return false;
+        }
+        self.post_locked(peer, state, message)
+    }
+
+    fn post_locked(
+        &self,
+        peer: &Arc<Peer>,
+        mut state: parking_lot::MutexGuard<'_, peers::PeerState>,
+        message: Outbound,
+    ) -> bool {
+        match &mut state.way {
+            Way::Link { handle, .. } => {
+                let handle = Arc::clone(handle);
+                drop(state);
+                handle.send(message)
+            }
+            Way::Opening { backlog, .. } => {
+                backlog.push(message);
+                false
+            }
+            Way::None => {
+                self.open_way(peer, state, vec![message]);
+                false
+            }
+        }
+    }
+
+    /// Makes sure that there is a way to a peer, or that it turns out that there is none.
+    pub(super) fn reach(&self, peer: &Arc<Peer>) {
+        let state = peer.state.lock();
+        if state.gone.is_none() && matches!(state.way, Way::None) {
+            self.open_way(peer, state, Vec::new());
+        }
+    }
+
+    /// Opens a link, then sends what has been kept for it. The lock is not held meanwhile (LOCK-1).
+    fn open_way(
+        &self,
+        peer: &Arc<Peer>,
+        mut state: parking_lot::MutexGuard<'_, peers::PeerState>,
+        backlog: Vec<Outbound>,
+    ) {
+        let link = self.next_link();
+        state.way = Way::Opening { id: link, backlog };
+        drop(state);
+        self.links.lock().insert(link, LinkEntry::Outgoing(Arc::clone(peer)));
+        let PeerInfo { identity, addresses } = &peer.info;
+        let reaches =
+            |transport: &&dyn Transport| addresses.iter().any(|address| transport.reaches(identity, address));
+        // All addresses of one kind are tried by its transport; memory, which is this process, comes first.
+        let Some(transport) = self.transports().find(reaches) else {
+            let tried: Vec<_> = addresses.iter().map(ToString::to_string).collect();
+            let reason = format!("no transport reaches any of its addresses ({})", tried.join(", "));
+            self.closed(link, crate::transport::Closed { was_open: false, reason });
+            return;
+        };
+        let handle = transport.connect(link, identity, addresses.clone());
+        loop {
+            let mut state = peer.state.lock();
+            let Way::Opening { id, backlog } = &mut state.way else { return };
+            if *id != link {
+                return;
+            }
+            let kept = std::mem::take(backlog);
+            if kept.is_empty() {
+                state.way = Way::Link { id: link, handle };
+                return;
+            }
+            drop(state);
+            for message in kept {
+                let id = message.id;
+                if handle.send(message)
+                    && let Some(id) = id
+                {
+                    peer.state.lock().calls.set_phase(id, Phase::Sent);
+                }
+            }
+        }
+    }
+
+    /// Completes a call, in sight of the waves (see [`shutdown`]).
+    pub(super) fn complete(&self, take: impl FnOnce() -> Option<(Ticket, Result<crate::future::Response>)>) {
+        self.completing.fetch_add(1, Ordering::SeqCst);
+        if let Some((ticket, outcome)) = take() {
+            ticket.promise.complete(outcome);
+        }
+        self.completing.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
