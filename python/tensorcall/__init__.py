@@ -21,10 +21,11 @@ def install() -> None:
     """Put this package in the place of ``torch.distributed.rpc`` in this process.
 
     Modules imported afterwards get ``tensorcall.rpc`` when they ask for
-    ``torch.distributed.rpc`` or one of its submodules. Calling it again changes nothing.
+    ``torch.distributed.rpc`` or one of its submodules, and the names that loaded modules took from
+    there are bound to ours. Calling it again changes nothing.
 
     Raises:
-        RuntimeError: torch's own RPC is running in this process.
+        RuntimeError: RPC, torch's or ours, is initialized in this process.
     """
     from . import compat
 
@@ -32,7 +33,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Undo :func:`install`: ``torch.distributed.rpc`` is torch's own module again.
+    """Undo :func:`install`: everything is as it was, but for what others have replaced since.
 
     Raises:
         RuntimeError: an agent of ours is still running.

@@ -1,87 +1,77 @@
-"""``python -m tensorcall run prog.py args…``: run a program with this package in the place of torch's RPC."""
+"""The command line: ``python -m tensorcall run prog.py args…``, ``python -m tensorcall doctor``."""
 
 from __future__ import annotations
 
 import argparse
-import importlib.machinery
-import importlib.util
-import io
-import os
 import sys
-from types import CodeType, ModuleType
+from typing import Any
 
-from . import install
+from . import _startup
+
+_RUN = f"""\
+Run an unmodified program; its torch.distributed.rpc is tensorcall.rpc, from the moment it imports torch.
+So is that of the Python processes it starts, by whatever means: {_startup.MARK}=1 is put into their
+environment, which a start-up file of this package reads (python -S and other environments do not)."""
+
+_DOCTOR = """\
+Say what this installation and this environment come to: torch and how it is reached, the addresses a
+worker would listen on and why, where the secret comes from, the limits. Exit status 1 if something is
+wrong."""
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Parse the command line and do what it says.
+def main(argv: list[str] | None = None) -> int:
+    """Parse the command line and do what it says; the exit status.
 
     Args:
         argv: the arguments after ``python -m tensorcall``; by default the process's.
     """
     options = _parser().parse_args(argv)
-    code, module = _load_module(options.program) if options.module else _load_script(options.program)
-    install()
-    sys.argv = [str(module.__file__), *options.args]
-    # Pickling and multiprocessing look for the program's functions in the module of this name.
-    sys.modules["__main__"] = module
-    exec(code, module.__dict__)
+    if options.command == "doctor":
+        from . import _doctor
+
+        return _doctor.main(options.init_method)
+    from . import _run
+
+    _run.run(options.program, options.args, is_module=options.module)
+    return 0
+
+
+class _Version(argparse.Action):
+    """As argparse's own, but looks the version up only when asked: that takes its time."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        from . import __version__
+
+        sys.stdout.write(f"tensorcall {__version__}\n")
+        sys.exit()
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m tensorcall", description="Tensor RPC.")
-    commands = parser.add_subparsers(dest="command", required=True)
+    parser = argparse.ArgumentParser(
+        prog="python -m tensorcall",
+        description="Tensor RPC: a drop-in for torch.distributed.rpc.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     run = commands.add_parser(
-        "run",
-        help="run a program written for torch.distributed.rpc",
-        description="Run an unmodified program; its torch.distributed.rpc is tensorcall.rpc.",
+        "run", help="run a program written for torch.distributed.rpc", description=_RUN, allow_abbrev=False
     )
     run.add_argument(
         "-m", dest="module", action="store_true", help="the program is a module, as for python -m"
     )
     run.add_argument("program", help="path of the program, or name of the module with -m")
     run.add_argument("args", nargs=argparse.REMAINDER, help="arguments of the program")
+    doctor = commands.add_parser(
+        "doctor", help="say what this installation and environment come to", description=_DOCTOR
+    )
+    doctor.add_argument(
+        "--init-method",
+        default="env://",
+        help="URL of the rendezvous, as for init_rpc (default: %(default)s)",
+    )
     return parser
 
 
-def _load_script(path: str) -> tuple[CodeType, ModuleType]:
-    try:
-        with io.open_code(os.path.abspath(path)) as file:
-            source = file.read()
-    except OSError as error:
-        raise SystemExit(f"tensorcall: can't open {path!r}: {error.strerror}") from error
-    module = _main_module(path)
-    module.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
-    if not sys.flags.safe_path:
-        sys.path[0] = os.path.dirname(os.path.abspath(path))
-    return compile(source, path, "exec"), module
-
-
-def _load_module(name: str) -> tuple[CodeType, ModuleType]:
-    # Python itself has put the current directory first, unless it was told not to.
-    spec = importlib.util.find_spec(name)
-    if spec is not None and spec.submodule_search_locations is not None:
-        spec = importlib.util.find_spec(f"{name}.__main__")
-    get_code = getattr(spec.loader if spec else None, "get_code", None)
-    if spec is None or get_code is None:
-        raise SystemExit(f"tensorcall: no module {name!r} that can be run")
-    code: CodeType | None = get_code(spec.name)
-    if code is None:
-        raise SystemExit(f"tensorcall: module {name!r} has no code to run")
-    module = _main_module(spec.origin or name)
-    module.__loader__ = spec.loader
-    module.__spec__ = spec
-    module.__package__ = spec.parent
-    return code, module
-
-
-def _main_module(path: str) -> ModuleType:
-    module = ModuleType("__main__")
-    module.__file__ = path
-    module.__dict__["__builtins__"] = __builtins__
-    module.__dict__["__cached__"] = None
-    return module
-
-
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,111 +1,239 @@
-"""Putting this package in the place of ``torch.distributed.rpc``, on request only."""
+"""Putting this package in the place of ``torch.distributed.rpc``, on request only.
+
+Three things happen, and :func:`uninstall` undoes them. Our modules take the names of torch's, in
+``sys.modules``, in their packages and for what is imported later. Names that loaded modules took
+from torch's, among them torch's own, are bound to ours. And torch's objects are made to lead to
+ours, for those who hold them where nobody can look (`_stale`).
+"""
 
 from __future__ import annotations
 
 import importlib
+import importlib.machinery
+import importlib.util
+import logging
 import sys
 import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from importlib.abc import Loader
 from types import ModuleType
 from typing import Any
 
-_SUBMODULES = (
-    "_testing",
-    "api",
-    "backend_registry",
-    "constants",
-    "functions",
-    "internal",
-    "options",
-    "server_process_global_profiler",
-)
+from . import _stale, _startup
+from ._journal import ABSENT, Journal
 
-_ABSENT = object()
+_logger = logging.getLogger("tensorcall")
 
+_PACKAGES = {"torch.distributed.rpc": "tensorcall.rpc", "torch.distributed.autograd": "tensorcall.autograd"}
+_NATIVE = {
+    "torch._C._distributed_rpc": "tensorcall.rpc",
+    "torch._C._distributed_autograd": "tensorcall.autograd",
+}
+_OTHER_NAMES = {"_TensorPipeRpcBackendOptionsBase": "TensorPipeRpcBackendOptions"}
+"""Names in torch's C++ whose counterparts are called differently here."""
 
-class _Change:
-    """One attribute or module entry that was replaced, and what was there before."""
-
-    def __init__(self, holder: Any, key: str, value: object) -> None:
-        self._holder = holder
-        self._key = key
-        if isinstance(holder, dict):
-            self._before = holder.get(key, _ABSENT)
-        else:
-            self._before = getattr(holder, key, _ABSENT)
-        self._put(value)
-
-    def undo(self) -> None:
-        self._put(self._before)
-
-    def _put(self, value: object) -> None:
-        if isinstance(self._holder, dict):
-            if value is _ABSENT:
-                self._holder.pop(self._key, None)
-            else:
-                self._holder[self._key] = value
-        elif value is _ABSENT:
-            delattr(self._holder, self._key)
-        else:
-            setattr(self._holder, self._key, value)
-
+_PLAIN = (bool, bytes, float, frozenset, int, logging.Logger, str, timedelta, tuple, type(None))
+"""Values that two modules may have in common by chance, or that do no harm."""
 
 _lock = threading.RLock()
-_changes: list[_Change] = []
+_journal: Journal | None = None
 
 
 def install() -> None:
     """See :func:`tensorcall.install`."""
+    global _journal
+    # Outside of the lock: another thread may be importing torch, and install when it is through.
+    for module in (*_PACKAGES, *_PACKAGES.values(), *_NATIVE):
+        importlib.import_module(module)
     with _lock:
-        if _changes:
+        if _journal is not None:
             return
         _refuse_if_running()
-        import torch
-        import torch.distributed
-
-        from . import autograd, rpc
-        from .rpc import _futures
-
-        parent = torch.distributed
-        modules = {"torch.distributed.rpc": rpc, "torch.distributed.autograd": autograd}
-        for name in _SUBMODULES:
-            modules[f"torch.distributed.rpc.{name}"] = importlib.import_module(f".{name}", rpc.__name__)
-        # Submodules of torch's that we do not have must not be mixed with ours.
-        gone = [
-            name for name in sys.modules if name.startswith("torch.distributed.rpc.") and name not in modules
-        ]
-        for name in gone:
-            _changes.append(_Change(sys.modules, name, _ABSENT))
-        for name, module in modules.items():
-            _changes.append(_Change(sys.modules, name, module))
-        _changes.append(_Change(parent, "rpc", rpc))
-        _changes.append(_Change(parent, "autograd", autograd))
-        # TorchScript compares annotations with this name.
-        _changes.append(_Change(_jit_internal(), "RRef", rpc.RRef))
-        _futures.patch()
+        journal = Journal()
+        try:
+            _replace(journal)
+        except BaseException:
+            _undo(journal)
+            raise
+        _journal = journal
 
 
 def uninstall() -> None:
     """See :func:`tensorcall.uninstall`."""
+    global _journal
     with _lock:
-        if not _changes:
+        _startup.disarm()
+        if _journal is None:
             return
         from .rpc import _agent, _futures
 
         if _agent.is_set():
             raise RuntimeError("tensorcall cannot be uninstalled while its agent runs: call shutdown first")
-        while _changes:
-            _changes.pop().undo()
+        _undo(_journal)
+        _journal = None
         _futures.unpatch()
 
 
 def _refuse_if_running() -> None:
-    native: ModuleType | None = sys.modules.get("torch._C._distributed_rpc")
-    if native is not None and native._is_current_rpc_agent_set():
+    from .rpc import _agent
+
+    native: Any = sys.modules["torch._C._distributed_rpc"]
+    who = None
+    if native._is_current_rpc_agent_set():
+        who = "torch's own RPC is initialized"
+    elif _agent.is_set():
+        who = "tensorcall.rpc is initialized"
+    if who is not None:
         raise RuntimeError(
-            "tensorcall cannot take the place of torch.distributed.rpc: torch's own RPC is initialized in "
-            "this process; call install() before init_rpc"
+            f"tensorcall cannot take the place of torch.distributed.rpc: {who} in this process; call "
+            "install() before init_rpc"
         )
 
 
-def _jit_internal() -> Any:
-    return importlib.import_module("torch._jit_internal")
+def _replace(journal: Journal) -> None:
+    from .rpc import _futures
+
+    theirs = _loaded()
+    ours = {name: module for name in theirs if (module := _counterpart(name)) is not None}
+    counterparts = _counterparts(theirs, ours)
+    for name, module in theirs.items():
+        journal.put(sys.modules, name, ours.get(name, ABSENT))
+        package, _, last = name.rpartition(".")
+        if name in ours and package not in ours:
+            journal.put(sys.modules[package], last, ours[name])
+        counterparts[id(module)] = module, ours.get(name, module)
+    # First of all, while torch's functions can still be found in torch's modules.
+    _stale.forward(journal, theirs, ours)
+    _replace_native(journal, counterparts)
+    _rebind(journal, counterparts, theirs)
+    sys.meta_path = [_Aliases(), *sys.meta_path]
+    _futures.patch()
+
+
+def _loaded() -> dict[str, ModuleType]:
+    """Torch's modules that are loaded, by their names."""
+    return {name: module for name, module in list(sys.modules.items()) if _is_torchs(name)}
+
+
+def _is_torchs(name: str) -> bool:
+    """Whether a module of this name belongs to the packages whose place we take."""
+    return f"{name}.".startswith(tuple(f"{root}." for root in _PACKAGES))
+
+
+def _our_name(name: str) -> str:
+    """The name of our module for one of torch's."""
+    root = ".".join(name.split(".")[:3])
+    return _PACKAGES[root] + name.removeprefix(root)
+
+
+def _counterpart(name: str) -> ModuleType | None:
+    """Our module for one of torch's, imported if need be."""
+    ours = _our_name(name)
+    if ours not in sys.modules and importlib.util.find_spec(ours) is None:
+        return None
+    return importlib.import_module(ours)
+
+
+def _counterparts(theirs: dict[str, ModuleType], ours: dict[str, ModuleType]) -> dict[int, tuple[Any, Any]]:
+    """By their ids, what torch's modules define, and what we have for it."""
+    found: dict[int, tuple[Any, Any]] = {}
+    for name, module in ours.items():
+        for key, value in list(vars(theirs[name]).items()):
+            instead = getattr(module, key, ABSENT)
+            if instead is not ABSENT and instead is not value and _is_own(key, value):
+                found.setdefault(id(value), (value, instead))
+    return found
+
+
+def _is_own(key: str, value: Any) -> bool:
+    """Whether `value` is defined in torch's modules, not only imported there."""
+    if key.startswith("__") or isinstance(value, ModuleType):
+        return False
+    home = getattr(value, "__module__", None)
+    if isinstance(home, str):
+        return _is_torchs(home) or home in _NATIVE
+    return not isinstance(value, _PLAIN)
+
+
+def _replace_native(journal: Journal, counterparts: dict[int, tuple[Any, Any]]) -> None:
+    """Do the same for the names of torch's C++; what belongs to its engine alone refuses."""
+    refused: dict[type, str] = {}
+    for name, our_name in _NATIVE.items():
+        native = sys.modules[name]
+        for key, value in list(vars(native).items()):
+            if not _is_own(key, value):
+                continue
+            instead = _native_counterpart(our_name, _OTHER_NAMES.get(key, key))
+            if instead is ABSENT and key.startswith("_invoke_"):
+                instead = _stale.refuse_call(f"{name}.{key}")
+            if instead is ABSENT:
+                continue
+            journal.put(native, key, instead)
+            counterparts[id(value)] = value, instead
+            if isinstance(value, type):
+                refused[value] = f"{name}.{key}"
+    refused.update(
+        (value, f"{value.__module__}.{value.__qualname__}")
+        for value, _ in list(counterparts.values())
+        if isinstance(value, type) and value not in refused and issubclass(value, tuple(refused))
+    )
+    _stale.refuse(journal, refused)
+
+
+def _native_counterpart(our_name: str, key: str) -> Any:
+    for module in (our_name, f"{our_name}.api"):
+        instead = getattr(sys.modules.get(module), key, ABSENT)
+        if instead is not ABSENT:
+            return instead
+    return ABSENT
+
+
+def _rebind(
+    journal: Journal, counterparts: dict[int, tuple[Any, Any]], theirs: dict[str, ModuleType]
+) -> None:
+    """Bind names that loaded modules took from torch's to what we have instead."""
+    for name, module in _others(theirs):
+        contents: dict[str, Any] = ModuleType.__getattribute__(module, "__dict__")
+        for key, value in list(contents.items()):
+            _, instead = counterparts.get(id(value), (value, value))
+            if instead is value:
+                continue
+            journal.put(contents, key, instead)
+            if name not in theirs:
+                _logger.debug("%s.%s is now tensorcall's", name, key)
+
+
+def _others(theirs: dict[str, ModuleType]) -> Iterator[tuple[str, ModuleType]]:
+    """Modules that are not ours, with their names: torch's, which have left ``sys.modules``, and the rest."""
+    everything: list[tuple[str, Any]] = [*theirs.items(), *list(sys.modules.items())]
+    for name, module in everything:
+        is_ours = name.partition(".")[0] == "tensorcall" or name in _NATIVE
+        if isinstance(module, ModuleType) and not is_ours:
+            yield name, module
+
+
+class _Aliases:
+    """Finds our submodules under torch's names, so that there is one of each and not two."""
+
+    def find_spec(
+        self, name: str, path: Any = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if not _is_torchs(name) or importlib.util.find_spec(_our_name(name)) is None:
+            return None
+        return importlib.machinery.ModuleSpec(name, _AliasLoader())
+
+
+class _AliasLoader(Loader):
+    def exec_module(self, module: ModuleType) -> None:
+        # In the place of the empty module that Python has made.
+        sys.modules[module.__name__] = importlib.import_module(_our_name(module.__name__))
+
+
+def _undo(journal: Journal) -> None:
+    _startup.remove_finders(_Aliases)
+    journal.undo()
+    # What was imported under torch's names while ours were there.
+    for name, module in list(sys.modules.items()):
+        if _is_torchs(name) and getattr(module, "__name__", None) == _our_name(name):
+            del sys.modules[name]

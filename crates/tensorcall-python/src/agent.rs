@@ -10,9 +10,9 @@ use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 use tensorcall::body::Body;
 use tensorcall::proto::ids::{Rank, WorkerName};
 use tensorcall::proto::wire::message::{Encoding, FunctionRef};
-use tensorcall::{AgentConfig, CallError, ErrorKind, PeerInfo, Request, RpcFuture};
+use tensorcall::{AgentConfig, CallError, ErrorKind, Handler, PeerInfo, Request, RpcFuture};
 
-use crate::call::{Call, wait_in_slices};
+use crate::call::{Call, Route, wait_in_slices};
 use crate::error::to_python;
 use crate::gil::{self, outside};
 use crate::handler::{PyHandler, pickled_body};
@@ -29,7 +29,10 @@ const THREADS_END_FORCED: Duration = Duration::from_millis(100);
 
 /// Sends, receives and runs calls for one worker.
 #[pyclass(frozen, module = "tensorcall._tensorcall")]
-pub(crate) struct Agent(tensorcall::Agent);
+pub(crate) struct Agent {
+    agent: tensorcall::Agent,
+    handler: Arc<PyHandler>,
+}
 
 #[pymethods]
 impl Agent {
@@ -58,35 +61,36 @@ impl Agent {
         let config = config.with_environment().map_err(|error| to_python(&error))?;
         let handler = Arc::new(PyHandler(handler));
         let agent =
-            outside(py, || tensorcall::Agent::start(config, handler)).map_err(|error| to_python(&error))?;
+            outside(py, || tensorcall::Agent::start(config, Arc::clone(&handler) as Arc<dyn Handler>))
+                .map_err(|error| to_python(&error))?;
         spawner::lend(&agent);
         gil::on_large_burial(|| spawner::spawn(|| gil::inside(gil::drain)));
-        Ok(Self(agent))
+        Ok(Self { agent, handler })
     }
 
     #[getter]
     fn name(&self) -> &str {
-        self.0.identity().name.as_str()
+        self.agent.identity().name.as_str()
     }
 
     #[getter]
     fn rank(&self) -> u16 {
-        self.0.identity().rank.get()
+        self.agent.identity().rank.get()
     }
 
     /// What peers need to reach this worker, as JSON text.
     fn contact(&self) -> String {
-        self.0.contact()
+        self.agent.contact()
     }
 
     /// Says who is in the group, this worker included: name, rank and contact of each. Starts serving.
     fn open(&self, py: Python<'_>, roster: Vec<(String, u32, String)>) -> PyResult<()> {
-        let infos = roster.iter().map(|(name, rank, contact)| {
-            let name = WorkerName::parse(name).map_err(|error| PyValueError::new_err(error.to_string()))?;
-            PeerInfo::from_contact(name, to_rank(*rank)?, contact).map_err(|error| to_python(&error))
+        let infos = roster.into_iter().map(|(name, rank, contact)| {
+            let name = WorkerName::parse(&name).map_err(|error| PyValueError::new_err(error.to_string()))?;
+            PeerInfo::from_contact(name, to_rank(rank)?, &contact).map_err(|error| to_python(&error))
         });
         let infos = infos.collect::<PyResult<_>>()?;
-        outside(py, || self.0.open(infos)).map_err(|error| to_python(&error))
+        outside(py, || self.agent.open(infos)).map_err(|error| to_python(&error))
     }
 
     /// Calls the function `name` with plain data. `None` if the arguments are not plain: pickle them.
@@ -112,6 +116,7 @@ impl Agent {
             encoding: Encoding::Value,
             body: Body { payload, tensors, buffers },
             timeout: limit(timeout),
+            deadline: None,
         };
         self.start(py, to, request).map(Some)
     }
@@ -132,13 +137,14 @@ impl Agent {
             encoding: Encoding::Pickle,
             body: pickled_body(payload, tensors)?,
             timeout: limit(timeout),
+            deadline: None,
         };
         self.start(py, to, request)
     }
 
     /// Ranks of the workers that died or left.
     fn lost_workers(&self, py: Python<'_>) -> Vec<u16> {
-        outside(py, || self.0.gone()).into_iter().map(Rank::get).collect()
+        outside(py, || self.agent.gone()).into_iter().map(Rank::get).collect()
     }
 
     /// Waits until nothing is under way in the whole group; every worker has to call this. `leaving`
@@ -146,33 +152,32 @@ impl Agent {
     fn join(&self, py: Python<'_>, timeout: f64, leaving: bool) -> PyResult<()> {
         let failure = parking_lot::Mutex::new(None);
         let quiet = wait_in_slices(py, limit(timeout).map(|limit| time::now() + limit), |until| {
-            let result = self.0.quiesce(leaving, until);
+            let result = self.agent.quiesce(leaving, until);
             let over = result.as_ref().err().is_none_or(|error| error.kind() != ErrorKind::Timeout);
             *failure.lock() = result.err();
             over
         })?;
-        match failure.into_inner() {
-            Some(error) => Err(to_python(&error)),
-            None => {
-                debug_assert!(quiet);
-                Ok(())
-            }
-        }
+        let failure = failure.into_inner();
+        debug_assert!(quiet || failure.is_some());
+        failure.map_or(Ok(()), |error| Err(to_python(&error)))
     }
 
-    /// Ends the agent. Calls under way fail; functions that run are not waited for.
+    /// Ends the agent. Calls under way fail; functions that run are not waited for. Doing it again is
+    /// harmless.
     fn close(&self, py: Python<'_>, graceful: bool) {
         outside(py, || {
-            spawner::forget(&self.0);
-            self.0.close(graceful, time::now() + FLUSH);
-            let patience = if graceful { THREADS_END } else { THREADS_END_FORCED };
-            self.0.wait_threads_ended(time::now() + patience);
+            spawner::forget(&self.agent);
+            self.agent.close(graceful, time::now() + FLUSH);
+            if !gil::is_closed() {
+                let patience = if graceful { THREADS_END } else { THREADS_END_FORCED };
+                self.agent.wait_threads_ended(time::now() + patience);
+            }
         });
     }
 
     /// Figures by name.
     fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let metrics = outside(py, || self.0.metrics());
+        let metrics = outside(py, || self.agent.metrics());
         let dict = PyDict::new(py);
         dict.set_item("agent.thread_pool_size", metrics.thread_pool_size)?;
         dict.set_item("agent.num_idle_threads", metrics.idle_threads)?;
@@ -188,43 +193,46 @@ impl Agent {
 
     /// How many calls this agent has made.
     fn calls_sent(&self, py: Python<'_>) -> u64 {
-        outside(py, || self.0.metrics().calls_sent)
+        outside(py, || self.agent.metrics().calls_sent)
     }
 }
 
 impl Agent {
     fn start(&self, py: Python<'_>, to: u32, request: Request) -> PyResult<Call> {
         let rank = to_rank(to)?;
-        let until = request.timeout.map(|timeout| time::now() + timeout);
         let mut request = request;
+        let until = request.start_time();
+        let function = Arc::clone(&request.label);
         loop {
-            match outside(py, || self.0.try_call(rank, request)) {
-                Ok(future) => return Ok(self.wrap(future, rank)),
+            match outside(py, || self.agent.try_call(rank, request)) {
+                Ok(future) => return Ok(self.wrap(future, rank, function)),
                 Err(CallError::Failed(error)) => return Err(to_python(&error)),
                 Err(CallError::Full(full)) => request = *full,
             }
             // Held back: too much is under way to that worker.
             let failure = parking_lot::Mutex::new(None);
             let bytes = request.body.len();
-            let room = wait_in_slices(py, until, |slice| match self.0.wait_for_room(rank, bytes, slice) {
-                Ok(room) => room,
-                Err(error) => {
-                    *failure.lock() = Some(error);
-                    true
-                }
-            })?;
+            let room =
+                wait_in_slices(py, until, |slice| match self.agent.wait_for_room(rank, bytes, slice) {
+                    Ok(room) => room,
+                    Err(error) => {
+                        *failure.lock() = Some(error);
+                        true
+                    }
+                })?;
             if let Some(error) = failure.into_inner() {
                 return Err(to_python(&error));
             }
             if !room {
-                return Err(to_python(&self.0.no_room(rank, &request)));
+                return Err(to_python(&self.agent.no_room(rank, &request)));
             }
         }
     }
 
-    fn wrap(&self, future: RpcFuture, to: Rank) -> Call {
-        let name = self.0.name_of(to).unwrap_or_else(|| self.0.identity().name.clone());
-        Call::of_rpc(future, self.0.clone(), to, name)
+    fn wrap(&self, future: RpcFuture, to: Rank, function: Arc<str>) -> Call {
+        let name = self.agent.name_of(to).unwrap_or_else(|| self.agent.identity().name.clone());
+        let (agent, handler) = (self.agent.clone(), Arc::clone(&self.handler));
+        Call::of_rpc(future, Route { agent, handler, to, name, function })
     }
 }
 

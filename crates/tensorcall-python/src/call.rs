@@ -1,18 +1,23 @@
 //! `Call`: one outcome, of an RPC under way or of something local.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use pyo3::exceptions::PyRuntimeError;
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 use tensorcall::proto::ids::{Rank, WorkerName};
 use tensorcall::proto::wire::message::Encoding;
-use tensorcall::{Promise, Response, RpcFuture};
+use tensorcall::{Error, ErrorKind, Promise, Response, RpcFuture};
 
-use crate::error::to_python;
+use crate::bell::Bell;
+use crate::error::{self, to_python};
 use crate::gil::{inside, outside};
+use crate::handler::PyHandler;
 use crate::tensor::read_tensors;
-use crate::{spawner, time, value};
+use crate::{spawner, time, user_code, value};
 
 /// How long a thread waits before it looks whether a signal has come.
 const SLICE: Duration = Duration::from_millis(100);
@@ -27,23 +32,89 @@ const PICKLED_EXCEPTION: u8 = 2;
 pub(crate) struct Call {
     future: RpcFuture,
     origin: Origin,
+    /// Nobody is told if it fails and nobody looks.
+    disregarded: AtomicBool,
 }
 
 enum Origin {
     Local(Promise),
-    Rpc { agent: tensorcall::Agent, to: Rank, name: WorkerName },
+    Rpc(Route),
+}
+
+/// Where an RPC goes, and whose it is.
+#[derive(Clone)]
+pub(crate) struct Route {
+    pub(crate) agent: tensorcall::Agent,
+    pub(crate) handler: Arc<PyHandler>,
+    pub(crate) to: Rank,
+    pub(crate) name: WorkerName,
+    pub(crate) function: Arc<str>,
 }
 
 impl Call {
-    pub(crate) fn of_rpc(future: RpcFuture, agent: tensorcall::Agent, to: Rank, name: WorkerName) -> Self {
-        Self { future, origin: Origin::Rpc { agent, to, name } }
+    pub(crate) fn of_rpc(future: RpcFuture, route: Route) -> Self {
+        Self { future, origin: Origin::Rpc(route), disregarded: AtomicBool::new(false) }
     }
 
     fn target(&self) -> Option<&WorkerName> {
         match &self.origin {
             Origin::Local(_) => None,
-            Origin::Rpc { name, .. } => Some(name),
+            Origin::Rpc(route) => Some(&route.name),
         }
+    }
+}
+
+/// The last chance to say that a call failed: nobody can look at its outcome any more.
+impl Drop for Call {
+    fn drop(&mut self) {
+        let Origin::Rpc(route) = &self.origin else { return };
+        if *self.disregarded.get_mut() {
+            return;
+        }
+        if !self.future.is_done() {
+            let (future, route) = (self.future.clone(), route.clone());
+            self.future.on_done(move || route.report_failure(&future));
+        } else if let Some(failure) = self.future.take_failure() {
+            route.report(failure);
+        }
+    }
+}
+
+impl Route {
+    fn report_failure(&self, future: &RpcFuture) {
+        if let Some(failure) = future.take_failure() {
+            self.report(failure);
+        }
+    }
+
+    /// Has a failure that nobody looked at logged, unless it was to be expected.
+    fn report(&self, failure: tensorcall::Result<Response>) {
+        let expected = |error: &Error| matches!(error.kind(), ErrorKind::Cancelled | ErrorKind::ShuttingDown);
+        if failure.as_ref().is_err_and(expected) || self.agent.is_closed() {
+            return;
+        }
+        let route = self.clone();
+        self.agent.spawn(move || {
+            inside(|py| {
+                if let Err(error) = route.log(py, failure) {
+                    error::show(py, error);
+                }
+            });
+        });
+    }
+
+    fn log(&self, py: Python<'_>, failure: tensorcall::Result<Response>) -> PyResult<()> {
+        let (function, worker) = (self.function.as_ref(), self.name.as_str());
+        match failure {
+            Ok(Response { body, .. }) => {
+                let payload = PyBytes::new(py, body.payload.as_ref());
+                self.handler.call(intern!(py, "unseen_exception"), (function, worker, &payload))?;
+            }
+            Err(error) => {
+                self.handler.call(intern!(py, "unseen_error"), (function, worker, error.to_string()))?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -52,14 +123,14 @@ impl Call {
     #[new]
     fn new() -> Self {
         let (promise, future) = tensorcall::promise();
-        Self { future, origin: Origin::Local(promise) }
+        Self { future, origin: Origin::Local(promise), disregarded: AtomicBool::new(false) }
     }
 
     /// Completes a local one; false if it was done.
     fn complete(&self, py: Python<'_>) -> PyResult<bool> {
         match &self.origin {
             Origin::Local(promise) => Ok(outside(py, || promise.complete_empty())),
-            Origin::Rpc { .. } => Err(PyRuntimeError::new_err("an RPC is completed by its reply")),
+            Origin::Rpc(_) => Err(PyRuntimeError::new_err("an RPC is completed by its reply")),
         }
     }
 
@@ -69,7 +140,7 @@ impl Call {
         if self.future.is_done() {
             return Ok(true);
         }
-        let limit = timeout.map(|seconds| time::after(seconds));
+        let limit = timeout.map(time::after);
         wait_in_slices(py, limit, |until| tensorcall::lend(self.target(), || self.future.wait_until(until)))
     }
 
@@ -96,22 +167,33 @@ impl Call {
     /// Calls `callback` once the outcome is there, on a thread that does not count as one of the
     /// agent's worker threads.
     fn on_done(&self, py: Python<'_>, callback: Py<PyAny>) {
-        let run = move || inside(|py| report(py, callback.call0(py)));
+        let run = move || inside(|py| user_code::run(py, &callback));
         match &self.origin {
             Origin::Local(_) => {
                 let future = self.future.clone();
                 outside(py, || future.on_done(move || spawner::spawn(run)));
             }
-            Origin::Rpc { agent, .. } => {
+            Origin::Rpc(Route { agent, .. }) => {
                 let (future, agent) = (self.future.clone(), agent.clone());
                 outside(py, || future.on_done(move || agent.spawn(run)));
             }
         }
     }
 
+    /// Rings `bell` with `number` once the outcome is there.
+    fn ring(&self, py: Python<'_>, bell: &Bell, number: u64) {
+        let bell = bell.shared();
+        outside(py, || self.future.on_done(move || bell.ring(number)));
+    }
+
+    /// Says that nobody will look at the outcome, and that this is meant.
+    fn disregard(&self) {
+        self.disregarded.store(true, Ordering::Relaxed);
+    }
+
     /// Gives an RPC up: its future fails, and the callee is told.
     fn cancel(&self, py: Python<'_>) {
-        if let (Origin::Rpc { agent, to, .. }, Some(id)) = (&self.origin, self.future.call()) {
+        if let (Origin::Rpc(Route { agent, to, .. }), Some(id)) = (&self.origin, self.future.call()) {
             outside(py, || agent.cancel(*to, id));
         }
     }
@@ -138,12 +220,5 @@ pub(crate) fn wait_in_slices(
         if limit.is_some_and(|limit| limit <= time::now()) {
             return Ok(false);
         }
-    }
-}
-
-/// An exception that nobody can catch is shown as Python shows those.
-fn report(py: Python<'_>, result: PyResult<Py<PyAny>>) {
-    if let Err(error) = result {
-        error.write_unraisable(py, None);
     }
 }

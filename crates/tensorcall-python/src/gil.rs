@@ -12,13 +12,17 @@
 
 use std::cell::Cell;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use crossbeam_queue::SegQueue;
-use parking_lot::{Condvar, Mutex};
 use pyo3::prelude::*;
+
+use crate::user_code::surviving_exit;
+use crate::visitors::VISITORS;
+use crate::{thread_state, time};
+
+/// How often functions that do not end at exit are interrupted again.
+const INTERRUPT_EVERY: Duration = Duration::from_millis(50);
 
 /// Objects that own more than this are worth waking a thread to free.
 const LARGE_BYTES: usize = 1 << 20;
@@ -88,35 +92,21 @@ pub(crate) fn inside<T>(f: impl for<'py> FnOnce(Python<'py>) -> T) -> T {
     VISITORS.enter();
     let before = PLACE.replace(Place::Inside);
     let _leave = Leave(before);
+    let is_first = before == Place::Unknown && !thread_state::exists();
     Python::attach(|py| {
-        drain(py);
-        surviving_exit(|| f(py))
+        surviving_exit(|| {
+            drain(py);
+            if is_first { for_life(py, f) } else { f(py) }
+        })
     })
 }
 
-/// Runs `f`, which calls into Python; if the interpreter ends meanwhile, `f` never returns.
-///
-/// Before Python 3.14, a thread that wants the interpreter back during finalisation is ended by
-/// `pthread_exit`, which unwinds it. That runs our destructors without the interpreter lock and is
-/// fatal where `PyO3` lets go of it. Here such a thread parks instead. [`inside`] does this; a frame
-/// that holds Python references while user code runs does it again, close to the call, so that they
-/// are not dropped.
-pub(crate) fn surviving_exit<T>(f: impl FnOnce() -> T) -> T {
-    let guard = ParkWhenUnwound;
-    let result = f();
-    std::mem::forget(guard);
+/// Runs `f` on a thread that Python does not know, and forgets when `f` returns.
+fn for_life<'py, T>(py: Python<'py>, f: impl FnOnce(Python<'py>) -> T) -> T {
+    let _signed_in = VISITORS.sign_in(py);
+    let result = f(py);
+    thread_state::clear(py);
     result
-}
-
-struct ParkWhenUnwound;
-
-impl Drop for ParkWhenUnwound {
-    fn drop(&mut self) {
-        // A panic of ours unwinds too, and goes on.
-        if !thread::panicking() {
-            park_for_ever();
-        }
-    }
 }
 
 /// Undoes the entry of [`inside`], also when its closure panics.
@@ -130,87 +120,36 @@ impl Drop for Leave {
 }
 
 /// Closes the interpreter to all threads but this one, for ever (EXIT-1), and waits until those of
-/// ours that are inside have left, for `limit` at most. Returns how many are inside still: they run
-/// user code, and will park when it ends.
+/// ours that are inside have left, for `limit` at most. When half of it has passed, the functions that
+/// run are interrupted by `SystemExit`: a thread that comes back from torch's C++ code while the
+/// interpreter ends would abort the process. Returns how many are inside still; they park when their
+/// functions end.
 ///
 /// To be called from an `atexit` function: later is too late.
 pub(crate) fn stop_entering(py: Python<'_>, limit: Duration) -> usize {
     VISITORS.close();
-    outside(py, || VISITORS.wait_until_gone(limit))
+    let mut until = time::now() + limit / 2;
+    let end = until + limit / 2;
+    loop {
+        let inside = outside(py, || VISITORS.wait_until_gone(until));
+        let now = time::now();
+        if inside == 0 || now >= end {
+            return inside;
+        }
+        VISITORS.interrupt(py);
+        until = end.min(now + INTERRUPT_EVERY);
+    }
+}
+
+/// Whether [`stop_entering`] was called: nobody is there any more to whom something could be told.
+pub(crate) fn is_closed() -> bool {
+    VISITORS.is_closed()
 }
 
 /// Forgets the threads that a forked child does not have. For `os.register_at_fork`: else the child
 /// would wait at its end for threads of its parent.
-pub(crate) fn after_fork_in_child() {
-    let this = usize::from(PLACE.get() == Place::Inside);
-    VISITORS.inside.store(this, Ordering::SeqCst);
-}
-
-static VISITORS: Visitors = Visitors {
-    closed: AtomicBool::new(false),
-    inside: AtomicUsize::new(0),
-    keeper: OnceLock::new(),
-    lock: Mutex::new(()),
-    left: Condvar::new(),
-};
-
-/// Counts threads of ours inside the interpreter or about to enter.
-///
-/// A thread first counts itself, then looks whether the door is closed; the closing thread first
-/// closes, then looks at the count. In the total order of these (`SeqCst`), one sees the other.
-struct Visitors {
-    closed: AtomicBool,
-    inside: AtomicUsize,
-    /// The one thread that may enter after closing: the one that runs the exit hooks.
-    keeper: OnceLock<ThreadId>,
-    lock: Mutex<()>,
-    left: Condvar,
-}
-
-impl Visitors {
-    fn enter(&self) {
-        self.inside.fetch_add(1, Ordering::SeqCst);
-        if self.closed.load(Ordering::SeqCst) && !self.is_keeper() {
-            self.leave();
-            park_for_ever();
-        }
-    }
-
-    fn leave(&self) {
-        self.inside.fetch_sub(1, Ordering::SeqCst);
-        if self.closed.load(Ordering::SeqCst) {
-            drop(self.lock.lock());
-            self.left.notify_all();
-        }
-    }
-
-    fn park_if_closed(&self) {
-        if self.closed.load(Ordering::SeqCst) && !self.is_keeper() {
-            park_for_ever();
-        }
-    }
-
-    fn is_keeper(&self) -> bool {
-        self.keeper.get() == Some(&thread::current().id())
-    }
-
-    fn close(&self) {
-        self.keeper.get_or_init(|| thread::current().id());
-        self.closed.store(true, Ordering::SeqCst);
-    }
-
-    fn wait_until_gone(&self, limit: Duration) -> usize {
-        let mut held = self.lock.lock();
-        let busy = |(): &mut ()| self.inside.load(Ordering::SeqCst) > 0;
-        self.left.wait_while_for(&mut held, busy, limit);
-        self.inside.load(Ordering::SeqCst)
-    }
-}
-
-fn park_for_ever() -> ! {
-    loop {
-        thread::park();
-    }
+pub(crate) fn after_fork_in_child(py: Python<'_>) {
+    VISITORS.forget_others(py, PLACE.get() == Place::Inside);
 }
 
 /// A Python reference that may be dropped on any thread.

@@ -4,23 +4,55 @@ use std::time::Duration;
 
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 use tensorcall::body::{Body, Received};
 use tensorcall::proto::wire::message::{Encoding, FailureKind};
 use tensorcall::{Handler, InboundCall, Responder, ThreadHook};
 
-use crate::gil::{inside, outside};
+use crate::gil::{self, inside, outside};
+use crate::later::Later;
 use crate::tensor::{TensorWriter, read_tensors};
+use crate::user_code;
 use crate::value::{self, Plain};
 
 /// Hands requests to the handler object of `rpc/_handler.py`.
 pub(crate) struct PyHandler(pub(crate) Py<PyAny>);
 
 /// What a reply carries.
-struct Answer {
-    raised: bool,
-    encoding: Encoding,
-    body: Body,
+pub(crate) enum Answer {
+    Packed {
+        raised: bool,
+        encoding: Encoding,
+        body: Body,
+    },
+    /// There is no such thing as an outcome, for this reason.
+    Failed(String),
+}
+
+impl Answer {
+    /// What was packed, or why that was not possible.
+    pub(crate) fn of(py: Python<'_>, packed: PyResult<Self>) -> Self {
+        packed.unwrap_or_else(|error| Self::Failed(describe(py, &error)))
+    }
+
+    /// Answers the caller.
+    pub(crate) fn send(self, responder: Responder) {
+        match self {
+            Self::Packed { raised: false, encoding, body } => responder.returned(encoding, body),
+            Self::Packed { raised: true, .. } if gil::is_closed() => {
+                // Most likely it is our own interruption, which means nothing to the caller.
+                responder.failed(FailureKind::ShuttingDown, "the worker's process ends".to_owned());
+            }
+            Self::Packed { raised: true, encoding, body } => responder.raised(encoding, body),
+            Self::Failed(text) => responder.failed(FailureKind::Internal, text),
+        }
+    }
+}
+
+/// What a function came to when it returned.
+enum Outcome {
+    Now(Answer),
+    Later(Py<Later>),
 }
 
 /// Encodings as the handler object numbers them.
@@ -41,35 +73,45 @@ impl ThreadHook for PyHandler {
 
 impl Handler for PyHandler {
     fn handle(&self, call: InboundCall, responder: Responder) {
-        let result = inside(|py| self.run(py, call).map_err(|error| describe(py, &error)));
-        match result {
-            Ok(Answer { raised: false, encoding, body }) => responder.returned(encoding, body),
-            Ok(Answer { raised: true, encoding, body }) => responder.raised(encoding, body),
-            Err(text) => responder.failed(FailureKind::Internal, text),
+        let now = inside(|py| match self.run(py, call) {
+            Ok(Outcome::Later(later)) => {
+                later.get().owe(py, responder);
+                None
+            }
+            Ok(Outcome::Now(answer)) => Some((answer, responder)),
+            Err(error) => Some((Answer::of(py, Err(error)), responder)),
+        });
+        if let Some((answer, responder)) = now {
+            answer.send(responder);
         }
     }
 }
 
 impl PyHandler {
-    fn run(&self, py: Python<'_>, call: InboundCall) -> PyResult<Answer> {
+    /// Calls a method of the handler object.
+    pub(crate) fn call<'py>(
+        &self,
+        method: &Bound<'py, PyString>,
+        args: impl IntoPyObject<'py, Target = PyTuple, Output = Bound<'py, PyTuple>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let method = self.0.bind(method.py()).getattr(method)?;
+        user_code::call(&method, args)
+    }
+
+    fn run(&self, py: Python<'_>, call: InboundCall) -> PyResult<Outcome> {
         let InboundCall { caller, function, encoding, body } = call;
         let Received { payload, tensors, buffers } = body;
         let tensors = read_tensors(py, &tensors, buffers)?;
         let caller = caller.rank.get();
-        match (function, encoding) {
-            (Some(name), Encoding::Value) => {
-                let arguments = value::decode(py, payload.as_ref(), &tensors)?;
-                drop((payload, tensors));
-                self.run_plain(py, &name, &arguments, caller)
-            }
-            _ => {
-                let payload = PyBytes::new(py, payload.as_ref());
-                let tensors = PyList::new(py, tensors)?;
-                let reply =
-                    self.0.bind(py).call_method1(intern!(py, "run_pickled"), (payload, tensors, caller))?;
-                pickled(&reply)
-            }
+        if let (Some(name), Encoding::Value) = (function, encoding) {
+            let arguments = value::decode(py, payload.as_ref(), &tensors)?;
+            drop((payload, tensors));
+            return self.run_plain(py, &name, &arguments, caller);
         }
+        let payload = PyBytes::new(py, payload.as_ref());
+        let tensors = PyList::new(py, tensors)?;
+        let reply = self.call(intern!(py, "run_pickled"), (payload, tensors, caller))?;
+        later_or(&reply, pickled)
     }
 
     /// Runs a function that was named, with arguments that were plain data.
@@ -79,26 +121,46 @@ impl PyHandler {
         name: &str,
         arguments: &Bound<'_, PyAny>,
         caller: u16,
-    ) -> PyResult<Answer> {
-        let handler = self.0.bind(py);
+    ) -> PyResult<Outcome> {
         let (args, kwargs): (Bound<'_, PyTuple>, Bound<'_, PyDict>) = arguments.extract()?;
-        let result = handler.call_method1(intern!(py, "resolve"), (name,)).and_then(|function| {
-            handler.call_method1(intern!(py, "run_value"), (function, args, kwargs, caller))
-        });
-        let result = match result {
-            Ok(result) => result,
+        let result = self
+            .call(intern!(py, "resolve"), (name,))
+            .and_then(|function| self.call(intern!(py, "run_value"), (function, args, kwargs, caller)));
+        match result {
+            Ok(result) => later_or(&result, |result| self.pack(py, result)),
             Err(error) => {
-                let reply = handler.call_method1(intern!(py, "dump_exception"), (error.into_value(py),))?;
-                return pickled(&reply);
+                let error = error.into_value(py);
+                self.pack_exception(py, error.bind(py)).map(Outcome::Now)
             }
-        };
+        }
+    }
+
+    /// Packs a result: as plain data, or else as a pickle.
+    pub(crate) fn pack(&self, py: Python<'_>, result: &Bound<'_, PyAny>) -> PyResult<Answer> {
         let mut writer = TensorWriter::new(py)?;
         let mut payload = Vec::new();
-        if value::encode(&result, &mut payload, &mut writer)? == Plain::No {
-            return pickled(&handler.call_method1(intern!(py, "dump_result"), (result,))?);
+        if value::encode(result, &mut payload, &mut writer)? == Plain::No {
+            return pickled(&self.call(intern!(py, "dump_result"), (result,))?);
         }
         let (tensors, buffers) = writer.finish()?;
-        Ok(Answer { raised: false, encoding: Encoding::Value, body: Body { payload, tensors, buffers } })
+        let body = Body { payload, tensors, buffers };
+        Ok(Answer::Packed { raised: false, encoding: Encoding::Value, body })
+    }
+
+    /// Packs the exception of a function.
+    pub(crate) fn pack_exception(&self, py: Python<'_>, error: &Bound<'_, PyAny>) -> PyResult<Answer> {
+        pickled(&self.call(intern!(py, "dump_exception"), (error,))?)
+    }
+}
+
+/// What stands for a result that comes later, or `now` of the result.
+fn later_or<'py>(
+    result: &Bound<'py, PyAny>,
+    now: impl FnOnce(&Bound<'py, PyAny>) -> PyResult<Answer>,
+) -> PyResult<Outcome> {
+    match result.cast::<Later>() {
+        Ok(later) => Ok(Outcome::Later(later.clone().unbind())),
+        Err(_) => now(result).map(Outcome::Now),
     }
 }
 
@@ -106,7 +168,7 @@ impl PyHandler {
 fn pickled(reply: &Bound<'_, PyAny>) -> PyResult<Answer> {
     let (kind, payload, tensors): (u8, Bound<'_, PyBytes>, Bound<'_, PyList>) = reply.extract()?;
     let body = pickled_body(&payload, &tensors)?;
-    Ok(Answer { raised: kind == RAISED, encoding: Encoding::Pickle, body })
+    Ok(Answer::Packed { raised: kind == RAISED, encoding: Encoding::Pickle, body })
 }
 
 /// A pickle and its table of tensors.

@@ -1,32 +1,68 @@
 //! The Python extension module `tensorcall._tensorcall`. Importing it has no side effects.
 
 mod agent;
+mod bell;
 mod call;
 mod error;
 mod gil;
 mod handler;
+mod later;
 mod log;
 mod spawner;
 mod tensor;
 mod testing;
+mod thread_state;
 mod time;
+mod user_code;
 mod value;
+mod visitors;
 
 use std::time::Duration;
 
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
 /// Keeps all threads of ours out of the interpreter from now on, because it is about to end, and waits
-/// up to `limit` seconds for those inside to leave. Returns how many have not. For `atexit`.
+/// up to `limit` seconds for those inside to leave; functions that still run after half of it are
+/// interrupted. Returns how many have not left. For `atexit`.
 #[pyfunction]
 fn stop_entering(py: Python<'_>, limit: f64) -> usize {
     gil::stop_entering(py, Duration::try_from_secs_f64(limit).unwrap_or_default())
 }
 
+/// To be run in a forked child, which has no thread but the one that forked.
+#[pyfunction]
+fn after_fork_in_child(py: Python<'_>) {
+    gil::after_fork_in_child(py);
+    spawner::disown();
+}
+
+/// Calls `body`, which may take as long as the agent lives, on a thread that is none of the agent's worker
+/// threads; the RPCs that it makes count as part of a call that this worker runs.
+#[pyfunction]
+fn run_apart(py: Python<'_>, body: Py<PyAny>) -> PyResult<()> {
+    let run = move || {
+        gil::inside(|py| {
+            user_code::run(py, &body);
+            drop(body);
+        });
+    };
+    if gil::outside(py, || spawner::run_apart(run)) {
+        Ok(())
+    } else {
+        Err(PyRuntimeError::new_err("there is no agent, or no thread could be started"))
+    }
+}
+
 #[pymodule]
 fn _tensorcall(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<agent::Agent>()?;
+    module.add_class::<bell::Bell>()?;
     module.add_class::<call::Call>()?;
+    module.add_class::<later::Later>()?;
+    module.add_function(wrap_pyfunction!(run_apart, module)?)?;
     module.add_function(wrap_pyfunction!(stop_entering, module)?)?;
+    module.add_function(wrap_pyfunction!(after_fork_in_child, module)?)?;
+    tensor::add_to(module)?;
     testing::add_to(module)
 }

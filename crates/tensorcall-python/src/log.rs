@@ -16,7 +16,7 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
 use crate::gil::inside;
-use crate::spawner;
+use crate::{error, spawner, user_code};
 
 /// Records that may wait for Python.
 const QUEUE: usize = 1024;
@@ -92,7 +92,7 @@ impl Line {
 /// Hands what is queued to Python.
 fn drain(py: Python<'_>) {
     if let Err(error) = try_drain(py) {
-        error.write_unraisable(py, None);
+        error::show(py, error);
     }
 }
 
@@ -100,16 +100,14 @@ fn try_drain(py: Python<'_>) -> PyResult<()> {
     let Some(queue) = QUEUED.get() else { return Ok(()) };
     let logger =
         py.import(intern!(py, "logging"))?.call_method1(intern!(py, "getLogger"), ("tensorcall",))?;
+    let log = logger.getattr(intern!(py, "log"))?;
     while let Some((level, text)) = queue.pop() {
         // "%s": the text may contain percent signs.
-        logger.call_method1(intern!(py, "log"), (number(level), "%s", text))?;
+        user_code::call(&log, (number(level), "%s", text))?;
     }
     let dropped = DROPPED.swap(0, Ordering::Relaxed);
     if dropped > 0 {
-        logger.call_method1(
-            intern!(py, "log"),
-            (number(Level::WARN), "%s further messages were dropped", dropped),
-        )?;
+        user_code::call(&log, (number(Level::WARN), "%s further messages were dropped", dropped))?;
     }
     Ok(())
 }

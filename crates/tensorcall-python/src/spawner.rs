@@ -22,6 +22,14 @@ pub(crate) fn forget(agent: &Agent) {
     drop(before);
 }
 
+/// For a forked child: the agent is its parent's, which it may neither use nor end (FORK-1).
+pub(crate) fn disown() {
+    // The lock may be held by a thread that only the parent has.
+    if let Some(mut current) = AGENT.try_lock() {
+        std::mem::forget(current.take());
+    }
+}
+
 /// Runs `task` soon.
 pub(crate) fn spawn(task: impl FnOnce() + Send + 'static) {
     let agent = AGENT.lock().clone();
@@ -29,4 +37,11 @@ pub(crate) fn spawn(task: impl FnOnce() + Send + 'static) {
         Some(agent) => agent.spawn(task),
         None => drop(std::thread::Builder::new().name("tensorcall-task".to_owned()).spawn(task)),
     }
+}
+
+/// Runs `body`, which may take as long as the agent lives, on a thread apart. Tells whether there is one:
+/// not without an agent.
+pub(crate) fn run_apart(body: impl FnOnce() + Send + 'static) -> bool {
+    let agent = AGENT.lock().clone();
+    agent.is_some_and(|agent| agent.run_apart(body))
 }

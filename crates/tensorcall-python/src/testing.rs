@@ -8,9 +8,9 @@ use pyo3::types::{PyDict, PyList};
 use tensorcall::body::{Body, Received};
 use tensorcall_proto::wire::TensorDesc;
 
-use crate::gil;
 use crate::tensor::{Path, TensorWriter, TorchApi, read_tensors_by};
 use crate::value::{self, Plain};
+use crate::{gil, user_code};
 
 /// Adds the submodule to the extension.
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -21,9 +21,8 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     testing.add_function(wrap_pyfunction!(path, &testing)?)?;
     testing.add_function(wrap_pyfunction!(owner_dropped_outside, &testing)?)?;
     testing.add_function(wrap_pyfunction!(nanoseconds, &testing)?)?;
-    testing.add_function(wrap_pyfunction!(stop_entering, &testing)?)?;
-    testing.add_function(wrap_pyfunction!(after_fork_in_child, &testing)?)?;
     testing.add_function(wrap_pyfunction!(call_from_thread, &testing)?)?;
+    testing.add_function(wrap_pyfunction!(call_on_thread, &testing)?)?;
     module.add_submodule(&testing)
 }
 
@@ -160,28 +159,25 @@ fn now() -> Instant {
     Instant::now()
 }
 
-/// Closes the interpreter to other threads; returns how many are inside still.
-#[pyfunction]
-fn stop_entering(py: Python<'_>, seconds: f64) -> usize {
-    gil::stop_entering(py, std::time::Duration::from_secs_f64(seconds))
-}
-
-/// To be called in a forked child.
-#[pyfunction]
-fn after_fork_in_child() {
-    gil::after_fork_in_child();
-}
-
 /// Calls `function` again and again from a new thread of ours, which waits outside in between,
 /// until it returns something true. The thread is not waited for.
 #[pyfunction]
 fn call_from_thread(function: Py<PyAny>) {
     std::thread::spawn(move || {
         gil::inside(|py| {
-            let done = || function.call0(py).and_then(|answer| answer.is_truthy(py)).unwrap_or(true);
+            let call = || user_code::call(function.bind(py), ());
+            let done = || call().and_then(|answer| answer.is_truthy()).unwrap_or(true);
             while !done() {
                 gil::outside(py, std::thread::yield_now);
             }
         });
     });
+}
+
+/// Calls `function` once, on a new thread of ours, and waits until that thread has ended.
+#[pyfunction]
+fn call_on_thread(py: Python<'_>, function: Py<PyAny>) -> PyResult<Py<PyAny>> {
+    let call = move || gil::inside(|py| user_code::call(function.bind(py), ()).map(Bound::unbind));
+    gil::outside(py, || std::thread::spawn(call).join())
+        .map_err(|_| PyValueError::new_err("the thread panicked"))?
 }

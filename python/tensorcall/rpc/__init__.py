@@ -26,6 +26,7 @@ from . import internal as internal
 from . import options as options
 from ._agent import RpcAgent, TensorPipeAgent
 from ._rref import PyRRef
+from ._waiting import interruptible
 from ._worker import WorkerInfo
 from .api import (
     RRef,
@@ -177,7 +178,7 @@ def _meet(chosen: RpcBackendOptions, rank: int, world_size: int | None) -> tuple
         deadline = _membership.Deadline.of_rendezvous(chosen.rpc_timeout)
         meeting = rendezvous(chosen.init_method, rank=rank, world_size=world_size, timeout=deadline.left())
         _rendezvous.append(meeting)
-        store, rank, world_size = next(meeting)
+        store, rank, world_size = interruptible(lambda: next(meeting))
         _check_rank(rank, world_size)
         store.set_timeout(deadline.left())
     with _init_counter_lock:

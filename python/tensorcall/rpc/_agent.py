@@ -15,6 +15,7 @@ from ._worker import WorkerInfo
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
+    from ._handler import Handler
     from .options import TensorPipeRpcBackendOptions
 
 NOT_SET = (
@@ -22,8 +23,11 @@ NOT_SET = (
 )
 
 
-_EXIT_PATIENCE = 1.0
+_EXIT_PATIENCE = 0.5
 """Seconds that functions of other workers get to end when the interpreter does (EXIT-1)."""
+
+_LOOP_PATIENCE = 0.5
+"""Seconds that cancelled coroutines get to end at shutdown."""
 
 
 class RpcAgent:
@@ -74,6 +78,7 @@ class TensorPipeAgent(RpcAgent):
         roster: list[tuple[str, int, str]],
         store: Store,
         options: TensorPipeRpcBackendOptions,
+        handler: Handler,
     ) -> None:
         self.rpc_timeout = options.rpc_timeout
         self._native = native
@@ -83,6 +88,7 @@ class TensorPipeAgent(RpcAgent):
         self._me = infos[native.rank]
         self._store = store
         self._options = options
+        self._handler = handler
         self._left = False
 
     @property
@@ -118,7 +124,10 @@ class TensorPipeAgent(RpcAgent):
         self.join(shutdown=False)
 
     def shutdown(self) -> None:
+        self._handler.stop()
         self._native.close(self._left)
+        if not _exiting:
+            self._handler.wait_until_stopped(_LOOP_PATIENCE)
 
     def lost_workers(self) -> set[int]:
         """Ranks of the workers that died or left."""
@@ -173,6 +182,7 @@ _current: Any = None
 _foreign: list[Any] = []
 _lock = threading.Lock()
 _hooked = False
+_exiting = False
 _gil_profiling = False
 
 
@@ -214,6 +224,11 @@ def reset() -> None:
     _current = None
 
 
+def is_exiting() -> bool:
+    """Whether the interpreter is about to end; functions that still run are then interrupted."""
+    return _exiting
+
+
 def enable_gil_profiling(flag: bool) -> None:
     """Whether the metrics tell how long requests wait for the GIL."""
     global _gil_profiling
@@ -229,17 +244,24 @@ def _hook() -> None:
 
 
 def _close_at_exit() -> None:
+    # First the door: functions that wait for other workers then wait for ever, instead of failing when
+    # the agent closes and saying so on stderr.
+    global _exiting
+    _exiting = True
     agent = _current
+    if isinstance(agent, TensorPipeAgent):
+        agent._handler.stop()
+    _tensorcall.stop_entering(_EXIT_PATIENCE)
     if agent is not None:
         reset()
         if isinstance(agent, TensorPipeAgent):
             agent.shutdown()
-    _tensorcall.stop_entering(_EXIT_PATIENCE)
 
 
 def _disown() -> None:
     # A forked child has none of the agent's threads: it may neither use nor destroy it (FORK-1).
     global _current, _lock
+    _tensorcall.after_fork_in_child()
     _lock = threading.Lock()
     if _current is not None:
         _foreign.append(_current)

@@ -26,7 +26,7 @@ class Unsent:
     """
 
     def __init__(self, error: RuntimeError) -> None:
-        self._error = error.with_traceback(None)
+        self.error = error.with_traceback(None)
 
     def done(self) -> bool:
         """It is."""
@@ -43,6 +43,13 @@ class Unsent:
     def cancel(self) -> None:
         """Too late."""
 
+    def disregard(self) -> None:
+        """Its error is told to those who ask, and logged by a future."""
+
+    def ring(self, bell: _tensorcall.Bell, number: int) -> None:
+        """Ring at once."""
+        bell.ring(number)
+
     def on_done(self, callback: Callable[[], object]) -> None:
         """Run `callback` on a thread outside of the worker's count, as a `Call` does."""
         done = _tensorcall.Call()
@@ -51,11 +58,19 @@ class Unsent:
 
     def result(self) -> tuple[int, Any, list[torch.Tensor]]:
         """Raise why there was no call."""
-        raise self._error
+        raise self.error
 
 
 def start(
-    agent: TensorPipeAgent, to: Any, func: Any, args: Any, kwargs: Any, timeout: float, pickler: Any
+    agent: TensorPipeAgent,
+    to: Any,
+    func: Any,
+    args: Any,
+    kwargs: Any,
+    timeout: float,
+    pickler: Any,
+    *,
+    waits: bool = False,
 ) -> Call | Unsent:
     """Send a call and return what its outcome will come through.
 
@@ -67,6 +82,8 @@ def start(
         kwargs: its keyword arguments.
         timeout: seconds; -1 for the agent's default, 0 for no limit.
         pickler: what serializes arguments that are not plain data.
+        waits: whether the caller stands still until the outcome is there, so that large memory in the
+            arguments need not be copied.
 
     Raises:
         TypeError: `func` cannot be called.
@@ -80,8 +97,6 @@ def start(
         timeout = agent.rpc_timeout if timeout == -1 else _EXPIRED
     args = args if args else ()
     kwargs = kwargs if kwargs else {}
-    if hasattr(func, "_wrapped_async_rpc_function"):
-        raise RuntimeError(f"tensorcall does not run functions.async_execution yet: {func!r}")
     name = _target.name_of(func, args, kwargs)
     if pickler is internal._internal_rpc_pickler and name is not None:
         call = _start_plain(agent, rank, name, args, kwargs, timeout)
@@ -90,17 +105,25 @@ def start(
     if name is not None:
         func = _by_name(func, name)
     _target.check_sendable(func)
-    payload, tensors = pickler.serialize(internal.PythonUDF(func, args, kwargs))
+    options = {"lend": True} if waits and pickler is internal._internal_rpc_pickler else {}
+    payload, tensors = pickler.serialize(internal.PythonUDF(func, args, kwargs), **options)
     _target.check_devices(tensors, "Request", agent._name_of(rank))
     label = name or str(getattr(func, "__qualname__", None) or type(func).__qualname__)
     try:
         return agent._native.call_pickled(rank, label, payload, tensors, timeout)
+    except NotImplementedError:
+        # A tensor without memory: a mistake in making the call.
+        raise
     except RuntimeError as error:
         return Unsent(error)
 
 
 def take(call: Call | Unsent) -> Any:
     """The result of a call that is done; raises if it failed."""
+    if torch.is_inference_mode_enabled():
+        # Who waits does not decide what kind of tensor comes.
+        with torch.inference_mode(False):
+            return decode(*call.result())
     return decode(*call.result())
 
 

@@ -8,6 +8,10 @@ The outcome is decoded once, by whoever needs it first (CALL-1). Callbacks run a
 future is done, else on the thread that completes it: the one that calls ``set_result``, or for
 an RPC one that does not count against the worker's threads.
 
+In a coroutine a future can be awaited, in the loops of any threads; cancelling the task that waits
+leaves the call alone. An error that nobody has looked at when its future is let go is logged; for
+calls the extension sees to that, for local futures :class:`_Unseen`.
+
 torch's own future inside is completed too, when the outcome is decoded, for consumers that only
 know C++ futures. Those who combine futures are kept from waiting there: :func:`patch` puts
 :func:`collect_all` in the place of torch's, on which ``torch.futures.wait_all`` rests as well.
@@ -16,8 +20,10 @@ know C++ futures. Those who combine futures are kept from waiting there: :func:`
 from __future__ import annotations
 
 import logging
+import sys
 import threading
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import CancelledError
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -26,7 +32,7 @@ import torch
 import torch.futures
 
 from .. import _tensorcall
-from . import _call
+from . import _agent, _call, _loops
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -42,6 +48,19 @@ class _Stack(threading.local):
 
 
 _stack = _Stack()
+
+
+class _Unseen:
+    """Goes with a future that failed; has the error logged if nobody looked at it in time."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: BaseException) -> None:
+        self.error: BaseException | None = error
+
+    def __del__(self) -> None:
+        if self.error is not None and not sys.is_finalizing() and not _agent.is_exiting():
+            _logger.warning("a future failed, and nobody looked at it: %s", _described(self.error))
 
 
 class Future(torch.futures.Future[T]):
@@ -67,6 +86,8 @@ class Future(torch.futures.Future[T]):
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[], None]] = []
         self._watched = False
+        self._looked_at = False
+        self._unseen = _Unseen(call.error) if isinstance(call, _call.Unsent) else None
 
     def done(self) -> bool:
         """Whether there is a result or an error."""
@@ -85,7 +106,21 @@ class Future(torch.futures.Future[T]):
             if not self._call.wait(timeout):
                 raise TimeoutError(f"the future was not done after {timeout} s")
             self._settle()
-        return self._outcome()
+        try:
+            return self._outcome()
+        finally:
+            # An error refers to the frames that it passes, and this one to the error through `self`.
+            del self
+
+    def __await__(self) -> Generator[Any, None, T]:
+        """Wait for the outcome in a coroutine. If its task is cancelled, the call goes on."""
+        if not self.done():
+            yield from _loops.wait(self._call)
+        self._settle()
+        try:
+            return self._outcome()
+        finally:
+            del self
 
     def value(self) -> T:
         """The value (or error) of a future that is done.
@@ -96,7 +131,10 @@ class Future(torch.futures.Future[T]):
         if not self.done():
             raise RuntimeError("the future has no value yet: it is not done")
         self._settle()
-        return self._outcome()
+        try:
+            return self._outcome()
+        finally:
+            del self
 
     def then(self, callback: Callable[[torch.futures.Future[T]], S]) -> Future[S]:
         """Return a future for ``callback(self)``, which is called when this one is done or failed."""
@@ -146,12 +184,19 @@ class Future(torch.futures.Future[T]):
     def _outcome(self) -> T:
         if self._error is None:
             return cast(T, self._value)
+        self._look()
         try:
             # The traceback starts anew for each waiter.
             raise self._error.with_traceback(None)
         finally:
-            # The error refers to this frame, and this frame to the error through `self`.
             del self
+
+    def _look(self) -> None:
+        """Somebody looks after this future, or has seen its error."""
+        self._looked_at = True
+        if self._unseen is not None:
+            self._unseen.error = None
+            self._unseen = None
 
     def _settle(self) -> None:
         """Decode the outcome of a call that is done, once."""
@@ -175,6 +220,8 @@ class Future(torch.futures.Future[T]):
                 return False
             self._value, self._error = value, error
             self._settled = True
+            if not (error is None or self._looked_at or isinstance(error, CancelledError)):
+                self._unseen = _Unseen(error)
         self._complete_base()
         self._run_callbacks()
         return True
@@ -192,7 +239,9 @@ class Future(torch.futures.Future[T]):
             wrapped = RuntimeError(
                 f"Got the following error when running the callback: {type(error).__name__}: {error}"
             )
-            wrapped.__cause__ = error
+            # Without this very frame, which refers to what will hold the error.
+            frames = error.__traceback__
+            wrapped.__cause__ = error.with_traceback(frames and frames.tb_next)
             self._complete(None, wrapped)
             if isinstance(error, KeyboardInterrupt):
                 raise
@@ -205,12 +254,15 @@ class Future(torch.futures.Future[T]):
             if self._error is None:
                 base.set_result(self._value)
             else:
-                base._set_unwrap_func(_raise)
-                base.set_result(self._error)
+                # Not the error itself: it may come to refer to this future through frames, and a cycle
+                # through C++ is for ever.
+                base._set_unwrap_func(partial(_raise_error_of, weakref.ref(self)))
+                base.set_result(None)
         except RuntimeError:
             _logger.debug("torch's future was completed by somebody else", exc_info=True)
 
     def _when_done(self, callback: Callable[[], None]) -> None:
+        self._look()
         with self._lock:
             pending = bool(self._callbacks) or not self.done()
             watch = pending and not self._watched and not self._local
@@ -291,6 +343,13 @@ def _error_of(future: torch.futures.Future[Any]) -> BaseException | None:
     return None
 
 
+def _described(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__
+
+
 def _check_callable(method: str, callback: object) -> None:
     if not callable(callback):
         raise TypeError(
@@ -313,8 +372,11 @@ def _run(callback: Callable[[], None]) -> None:
         _stack.depth -= 1
 
 
-def _raise(error: BaseException) -> None:
-    raise error
+def _raise_error_of(reference: weakref.ref[Future[Any]], _: None) -> None:
+    future = reference()
+    if future is None:
+        raise RuntimeError("the future failed, and is gone with its error")
+    future._outcome()
 
 
 _torch_collect_all = torch._C._collect_all

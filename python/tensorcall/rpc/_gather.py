@@ -161,7 +161,8 @@ class Round:
 
     def _probe(self, names: set[str]) -> None:
         for name in names:
-            _call.start(self._agent, name, api._sign_of_life, (), {}, 0, api._default_pickler)
+            call = _call.start(self._agent, name, api._sign_of_life, (), {}, 0, api._default_pickler)
+            call.disregard()
 
     def _slice(self) -> float:
         if self._end is None:

@@ -1,20 +1,29 @@
 """What this worker does with a call that came in.
 
 The extension calls these methods on pool threads, one request at a time per thread. A method
-whose result is a reply never raises: what goes wrong becomes a reply too.
+whose result is a reply never raises: what goes wrong becomes a reply too. The place of a result or
+reply may be taken by a `Later`: then the outcome is not there yet, and the thread is free.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
+from types import CoroutineType
 from typing import Any
 
 import torch
 
-from . import _target, internal
+from .. import _tensorcall
+from . import _agent, _remote_error, _target, internal
+from ._coroutines import Coroutines
 from ._remote_error import ErrorCarrier
 from ._worker import WorkerInfo
+
+_logger = logging.getLogger("tensorcall")
 
 Reply = tuple[int, bytes, list[torch.Tensor]]
 """Encoding (1 a pickled result, 2 a pickled exception), payload, tensors."""
@@ -29,8 +38,19 @@ class Handler:
     def __init__(self, info: WorkerInfo) -> None:
         self._info = info
         self._errors = ErrorCarrier(info)
+        self._coroutines = Coroutines()
 
-    def run_pickled(self, payload: bytes, tensors: Sequence[torch.Tensor], caller: int) -> Reply:
+    def stop(self) -> None:
+        """Cancel what runs on the event loop, and end that."""
+        self._coroutines.stop()
+
+    def wait_until_stopped(self, limit: float) -> None:
+        """Wait for the event loop's thread after :meth:`stop`, at most `limit` seconds."""
+        self._coroutines.wait_until_ended(limit)
+
+    def run_pickled(
+        self, payload: bytes, tensors: Sequence[torch.Tensor], caller: int
+    ) -> Reply | _tensorcall.Later:
         """Run the pickled function with its pickled arguments."""
         try:
             func, args, kwargs = internal.deserialize(payload, tensors)
@@ -43,6 +63,8 @@ class Handler:
             result = self.run_value(func, args, kwargs, caller)
         except BaseException as error:
             return self.dump_exception(error)
+        if isinstance(result, _tensorcall.Later):
+            return result
         return self.dump_result(result)
 
     def resolve(self, name: str) -> Callable[..., Any]:
@@ -58,10 +80,45 @@ class Handler:
         return found
 
     def run_value(self, function: Callable[..., Any], args: Any, kwargs: Any, caller: int) -> Any:
-        """Run a function with the thread state that a new thread has; its exceptions pass."""
+        """Run a function with the thread state that a new thread has; its exceptions pass.
+
+        What a coroutine function or one marked by ``functions.async_execution`` comes to, comes later.
+        """
         if not torch.is_grad_enabled():
             torch._C._set_grad_enabled(True)
-        return function(*args, **kwargs)
+        result = function(*args, **kwargs)
+        if type(result) is CoroutineType:
+            later = _tensorcall.Later(self)
+            self._coroutines.start(result, later)
+            return later
+        if getattr(function, "_wrapped_async_rpc_function", None) is not None:
+            return self._follow(result)
+        return result
+
+    def unseen_exception(self, function: str, worker: str, payload: bytes) -> None:
+        """A function that this worker called raised an exception, and nobody looked at it."""
+        self.unseen_error(function, worker, _remote_error.text_of(payload))
+
+    def unseen_error(self, function: str, worker: str, text: str) -> None:
+        """A call of this worker failed, and nobody looked at its outcome."""
+        if not _agent.is_exiting():
+            _logger.warning(
+                "the call of %s on worker '%s' failed, and nobody looked at its future: %s",
+                function,
+                worker,
+                text,
+            )
+
+    def _follow(self, future: object) -> _tensorcall.Later:
+        """The outcome of a future that a function returned in the place of a result."""
+        if not isinstance(future, torch.futures.Future):
+            raise RuntimeError(
+                "Functions decorated with @rpc.async_function must return a torch.futures.Future object, "
+                f"but this one returned {future!r}"
+            )
+        later = _tensorcall.Later(self)
+        future.add_done_callback(partial(_answer, later))
+        return later
 
     def dump_result(self, obj: object) -> Reply:
         """Pack a result; if it cannot be sent, the exception that says so."""
@@ -84,9 +141,20 @@ class Handler:
 
     def _raised(self, error: BaseException) -> Reply:
         payload, tensors, text = self._errors.dump(error)
-        if text and sys.stderr is not None:
-            print(text, file=sys.stderr)  # noqa: T201 (programs redirect sys.stderr and read this)
+        if text and sys.stderr is not None and not _agent.is_exiting():
+            # A stream that is closed or cannot write the text must not cost the caller the exception.
+            with contextlib.suppress(Exception):
+                print(text, file=sys.stderr)  # noqa: T201 (programs redirect sys.stderr and read this)
         return RAISED, payload, tensors
+
+
+def _answer(later: _tensorcall.Later, future: torch.futures.Future[Any]) -> None:
+    try:
+        result = future.value()
+    except BaseException as error:
+        later.raised(error)
+    else:
+        later.returned(result)
 
 
 def _not_here(error: Exception) -> str:

@@ -3,7 +3,9 @@
 Every worker puts one entry into the store; rank 0 collects them, checks names and ranks and
 publishes one record for all: the roster, or the error that every worker then raises. So a join
 takes O(N) operations in all, and a mistake of one worker is told to each in the same words.
-Every wait ends by the RPC timeout and names the ranks that did not come.
+An entry has a fingerprint of the secret, so that workers with different ones are found out here
+and not by connections that are refused. Every wait ends by the RPC timeout and names the ranks
+that did not come.
 
 Keys carry the run and the restart of torchrun where it set them, since its store outlives a
 restart. The job's secret is TENSORCALL_SECRET, or the content of the file that
@@ -12,6 +14,8 @@ TENSORCALL_SECRET_FILE names, or else a random one that the first worker leaves 
 
 from __future__ import annotations
 
+import hmac
+import ipaddress
 import json
 import logging
 import os
@@ -27,6 +31,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from .. import _tensorcall
 from . import _agent, api
 from ._handler import Handler
+from ._waiting import interruptible
 from ._worker import WorkerInfo
 from .constants import DEFAULT_PROCESS_GROUP_TIMEOUT
 from .options import TensorPipeRpcBackendOptions
@@ -38,6 +43,12 @@ MIN_PATIENCE = 5.0
 
 _PARTING = 5.0
 """Seconds that rank 0, which may host the store, waits until the others have read from it."""
+
+
+_NO_SECRET = (
+    "this job has a secret that only its workers know, but this worker was given none: set "
+    "TENSORCALL_SECRET or TENSORCALL_SECRET_FILE as on the other workers"
+)
 
 
 class Deadline:
@@ -72,16 +83,21 @@ def join(
     Returns when every worker of the group serves.
 
     Raises:
-        RuntimeError: a name is not unique or not a name, two workers claim one rank, somebody
-            did not come in time. No agent is set then.
+        RuntimeError: a name is not unique or not a name, two workers claim one rank, the workers
+            have different secrets, somebody did not come in time. No agent is set then.
     """
     deadline = Deadline.of_rendezvous(options.rpc_timeout)
     meeting = _Meeting(store, rank, world_size, deadline)
     native: _tensorcall.Agent | None = None
     try:
         job, secret = meeting.agree_on_job()
+        entry = {"name": name, "world_size": world_size, "secret": _fingerprint(secret, job)}
+        if secret is None:
+            meeting.enter(entry)
+            meeting.roster()
+            raise RuntimeError(_NO_SECRET)
         try:
-            info = WorkerInfo(name, rank)
+            handler = Handler(WorkerInfo(name, rank))
             native = _tensorcall.Agent(
                 name,
                 rank,
@@ -89,15 +105,17 @@ def join(
                 secret=secret,
                 num_worker_threads=options.num_worker_threads,
                 host=_listen_host(options.init_method),
-                handler=Handler(info),
+                handler=handler,
             )
         except Exception as error:
             meeting.spoil(f"worker {name!r} (rank {rank}) cannot join: {error}")
             raise
-        meeting.enter({"name": name, "contact": native.contact(), "world_size": world_size})
+        if _given_secret() is None:
+            _warn_if_reachable(native.contact())
+        meeting.enter(entry | {"contact": native.contact()})
         roster = meeting.roster()
         infos = [WorkerInfo(member, other) for member, other, _ in roster]
-        agent = _agent.TensorPipeAgent(native, infos, roster, store, options)
+        agent = _agent.TensorPipeAgent(native, infos, roster, store, options, handler)
         api._init_rpc_states(agent)
         try:
             meeting.wait_until_all_serve()
@@ -121,8 +139,11 @@ class _Meeting:
         self._size = world_size
         self._deadline = deadline
 
-    def agree_on_job(self) -> tuple[str, bytes]:
-        """The job's id and secret: those of whoever came first."""
+    def agree_on_job(self) -> tuple[str, bytes | None]:
+        """The job's id and secret: those of whoever came first.
+
+        No secret means that the others were given one and this worker was not.
+        """
         given = _given_secret()
         proposal = {
             "job": secrets.token_hex(16),
@@ -131,12 +152,8 @@ class _Meeting:
         agreed = json.loads(self._store.compare_set("job", "", json.dumps(proposal)))
         if given is not None:
             return agreed["job"], given
-        if agreed["secret"] is None:
-            raise RuntimeError(
-                "this job has a secret that only its workers know, but this worker was given none: set "
-                "TENSORCALL_SECRET or TENSORCALL_SECRET_FILE as on the other workers"
-            )
-        return agreed["job"], bytes.fromhex(agreed["secret"])
+        secret = agreed["secret"]
+        return agreed["job"], None if secret is None else bytes.fromhex(secret)
 
     def enter(self, entry: dict[str, Any]) -> None:
         """Leave this worker's entry.
@@ -223,7 +240,8 @@ class _Meeting:
             self._mark_read(stage)
         elif self._size > 1:
             try:
-                self._store.wait([f"read {stage}"], min(self._deadline.left(), timedelta(seconds=_PARTING)))
+                limit = min(self._deadline.left(), timedelta(seconds=_PARTING))
+                interruptible(lambda: self._store.wait([f"read {stage}"], limit))
             except RuntimeError as error:
                 _logger.debug("parting from the store: %s", error)
 
@@ -235,7 +253,7 @@ class _Meeting:
             _logger.debug("parting from the store: %s", error)
 
     def _wait(self, keys: list[str]) -> None:
-        self._store.wait(keys, self._deadline.left())
+        interruptible(lambda: self._store.wait(keys, self._deadline.left()))
 
 
 def _fault(entries: list[dict[str, Any]], world_size: int) -> str | None:
@@ -251,11 +269,34 @@ def _fault(entries: list[dict[str, Any]], world_size: int) -> str | None:
                 f"RPC worker name {name} is not unique. Workers {rank} and {ranks[name]} share the same name."
             )
         ranks[name] = rank
-    return None
+    return _secret_fault(entries)
+
+
+def _secret_fault(entries: list[dict[str, Any]]) -> str | None:
+    holders: dict[str | None, list[int]] = {}
+    for rank, entry in enumerate(entries):
+        holders.setdefault(entry["secret"], []).append(rank)
+    if len(holders) == 1:
+        return None
+    said: list[str] = []
+    for secret, ranks in holders.items():
+        which = "no secret" if secret is None else "another" if said else "one"
+        said.append(f"rank(s) {ranks} have {which}")
+    return (
+        f"the workers have different secrets: {', '.join(said)}. Set TENSORCALL_SECRET or "
+        "TENSORCALL_SECRET_FILE alike on all workers, or on none"
+    )
 
 
 def _entry(rank: int) -> str:
     return f"worker {rank}"
+
+
+def _fingerprint(secret: bytes | None, job: str) -> str | None:
+    """What tells secrets apart without telling them. Too short to be of use elsewhere."""
+    if secret is None:
+        return None
+    return hmac.new(secret, f"tensorcall secret of job {job}".encode(), "sha256").hexdigest()[:16]
 
 
 def _given_secret() -> bytes | None:
@@ -270,6 +311,19 @@ def _given_secret() -> bytes | None:
     if not content:
         raise RuntimeError(f"the secret file {path} is empty")
     return content
+
+
+def _warn_if_reachable(contact: str) -> None:
+    """Say so if other hosts can reach this worker, whose secret is in the store."""
+    for address in json.loads(contact)["addresses"]:
+        kind, _, where = address.partition(":")
+        host = where.rpartition(":")[0].strip("[]")
+        if kind == "tcp" and not ipaddress.ip_address(host).is_loopback:
+            _logger.warning(
+                "listening on %s with a secret that is in the store: whoever can read the store can run code "
+                "here; set TENSORCALL_SECRET or TENSORCALL_SECRET_FILE on all workers",
+                where,
+            )
 
 
 def _listen_host(init_method: str) -> str | None:

@@ -5,16 +5,18 @@ and holds the traceback. The caller raises the same exception again: class, attr
 Where the class takes one text, that text becomes its message, as with torch; otherwise the
 exception is left as it was and the text is its cause. If the exception cannot be rebuilt, a
 stand-in is raised that is an instance of the nearest class the caller knows, and a
-``RuntimeError``.
+``RuntimeError``. Attributes travel a second time, each that can be sent, for classes whose own way
+of pickling forgets them and for stand-ins.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import pickle
 import traceback
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -57,22 +59,19 @@ class ErrorCarrier:
 
 def load(payload: bytes, tensors: Sequence[torch.Tensor]) -> Exception:
     """Rebuild the exception that :meth:`ErrorCarrier.dump` was given, or a stand-in."""
-    text, pickled, names, plain = pickle.loads(payload)
-    why: BaseException | None = None
-    if pickled is not None:
-        try:
-            error = internal.deserialize(pickled, tensors)
-            if isinstance(error, Exception):
-                return error if plain else _with_text(error, text)
-        except Exception as failure:
-            why = failure
-    cls = _find(names[0])
-    if cls is not None:
-        try:
-            return cls(text)
-        except Exception as failure:
-            why = failure
-    return stand_in(names, _stand_in_text(why, text))
+    text, names, plain, pickled, attributes = pickle.loads(payload)
+    error, why = _rebuild(pickled, tensors)
+    if error is not None and plain:
+        return error
+    error = _made_of_text(names, text, why) if error is None else _with_text(error, text)
+    _restore(error, attributes, tensors)
+    return error
+
+
+def text_of(payload: bytes) -> str:
+    """What :meth:`ErrorCarrier.dump` had to say, for a log."""
+    text: str = pickle.loads(payload)[0]
+    return text
 
 
 def stand_in(names: Sequence[tuple[str, str]], text: str) -> Exception:
@@ -84,7 +83,7 @@ def stand_in(names: Sequence[tuple[str, str]], text: str) -> Exception:
         "__module__": module,
         "__init__": lambda self, *_: None,
         "__str__": lambda self: text,
-        "__reduce__": lambda self: (stand_in, (names, text)),
+        "__reduce__": lambda self: (stand_in, (names, text), vars(self) or None),
     }
     try:
         made: Exception = type(name.rpartition(".")[2], bases, body)(text)
@@ -94,14 +93,70 @@ def stand_in(names: Sequence[tuple[str, str]], text: str) -> Exception:
     return made
 
 
+class _Pickled(NamedTuple):
+    """An object that was serialized, and which tensors of the reply are its."""
+
+    data: bytes
+    first_tensor: int
+    tensor_count: int
+
+
 def _pack(text: str, error: Exception, *, plain: bool) -> tuple[bytes, list[torch.Tensor]]:
     names = [(cls.__module__, cls.__qualname__) for cls in type(error).__mro__ if issubclass(cls, Exception)]
-    pickled: bytes | None
+    tensors: list[torch.Tensor] = []
+    pickled = _pickle(error, tensors)
+    attributes = {}
+    for name, value in () if plain else vars(error).items():
+        attribute = _pickle(value, tensors)
+        if attribute is not None:
+            attributes[name] = attribute
+    return pickle.dumps((text, names, plain, pickled, attributes)), tensors
+
+
+def _pickle(obj: object, tensors: list[torch.Tensor]) -> _Pickled | None:
     try:
-        pickled, tensors = internal.serialize(error)
+        data, own = internal.serialize(obj)
     except Exception:
-        pickled, tensors = None, []
-    return pickle.dumps((text, pickled, names, plain)), tensors
+        return None
+    first = len(tensors)
+    tensors += own
+    return _Pickled(data, first, len(own))
+
+
+def _unpickle(pickled: _Pickled, tensors: Sequence[torch.Tensor]) -> Any:
+    own = tensors[pickled.first_tensor : pickled.first_tensor + pickled.tensor_count]
+    return internal.deserialize(pickled.data, own)
+
+
+def _rebuild(
+    pickled: _Pickled | None, tensors: Sequence[torch.Tensor]
+) -> tuple[Exception | None, BaseException | None]:
+    """The exception, or why there is none."""
+    if pickled is None:
+        return None, None
+    try:
+        error = _unpickle(pickled, tensors)
+    except Exception as failure:
+        return None, failure
+    return (error, None) if isinstance(error, Exception) else (None, None)
+
+
+def _made_of_text(names: Sequence[tuple[str, str]], text: str, why: BaseException | None) -> Exception:
+    cls = _find(names[0])
+    if cls is not None:
+        try:
+            return cls(text)
+        except Exception as failure:
+            why = failure
+    return stand_in(names, _stand_in_text(why, text))
+
+
+def _restore(error: Exception, attributes: dict[str, _Pickled], tensors: Sequence[torch.Tensor]) -> None:
+    """Give back attributes that got lost."""
+    for name, pickled in attributes.items():
+        if name not in vars(error):
+            with contextlib.suppress(Exception):
+                setattr(error, name, _unpickle(pickled, tensors))
 
 
 def _with_text(error: Exception, text: str) -> Exception:

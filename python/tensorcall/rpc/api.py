@@ -121,8 +121,13 @@ def rpc_sync(
     Raises:
         RuntimeError: on timeout or if `to` is gone. An exception raised by `func` is re-raised here.
     """
-    call = _call.start(_agent._current, to, func, args, kwargs, timeout, _default_pickler)
-    call.wait(None)
+    call = _call.start(_agent._current, to, func, args, kwargs, timeout, _default_pickler, waits=True)
+    try:
+        call.wait(None)
+    except BaseException:
+        # Nobody can get the result any more.
+        call.cancel()
+        raise
     return _call.take(call)
 
 
@@ -217,11 +222,13 @@ def _gather_to_leader(sequence_id: str, worker_name: str, obj: Any, worker_names
     """Runs on the leader: note what a worker reports."""
     names = set(worker_names)
     if worker_name not in names:
-        raise AssertionError(f"{worker_name} is not expected by leader.")
+        raise RuntimeError(
+            f"worker {worker_name!r} reports to a gathering of {sorted(names)}, which leaves it out"
+        )
     with _all_gather_dict_lock:
         states = _all_gather_sequence_id_to_states[sequence_id]
         if worker_name in states.gathered_objects:
-            raise AssertionError(f"{worker_name} reported intent sequence id {sequence_id} twice.")
+            raise RuntimeError(f"worker {worker_name!r} reports a second time to gathering {sequence_id}")
         states.gathered_objects[worker_name] = obj
         complete = states.gathered_objects.keys() == names
     if complete:
@@ -233,7 +240,7 @@ def _broadcast_to_followers(sequence_id: str, objects_map: dict[str, Any]) -> No
     with _all_gather_dict_lock:
         states = _all_gather_sequence_id_to_states[sequence_id]
     if states.proceed_signal.is_set():
-        raise AssertionError(f"Termination signal sequence id {sequence_id} got set twice.")
+        raise RuntimeError(f"the result of gathering {sequence_id} came a second time")
     states.gathered_objects = objects_map
     states.proceed_signal.set()
 

@@ -15,8 +15,8 @@ R = TypeVar("R")
 def async_execution(fn: Callable[P, R]) -> Callable[P, R]:
     """Mark `fn` as returning a future, whose value is what a caller gets.
 
-    Called directly, the result is an ordinary function. tensorcall does not run such functions
-    by RPC yet: ``rpc_sync`` and ``rpc_async`` say so.
+    The worker that runs `fn` is free for other calls once it has the future, and answers when that
+    is done. Called directly, the result is an ordinary function.
     """
 
     @functools.wraps(fn)

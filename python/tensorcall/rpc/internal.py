@@ -2,11 +2,13 @@
 
 A plain tensor in a message is replaced by its index in the table, so that its memory goes to
 the other worker as it is and never through a pickle. What is not plain memory (sparse, nested,
-quantized tensors and subclasses) is taken apart until the parts are.
+quantized tensors and subclasses) is taken apart until the parts are (``_layouts``). Large memory
+of other objects joins the table too (``_out_of_band``).
 """
 
 from __future__ import annotations
 
+import array
 import copyreg
 import enum
 import io
@@ -16,6 +18,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+
+from . import _layouts, _out_of_band
 
 __all__ = ["PythonUDF", "RPCExecMode", "RemoteException", "deserialize", "serialize"]
 
@@ -58,6 +62,15 @@ class _Tables(threading.local):
 _tables = _Tables()
 
 
+class _Table(dict[type, _Reducer]):
+    """Reducers by class; subclasses of ``torch.Tensor`` share one."""
+
+    def __missing__(self, cls: type) -> _Reducer:
+        if torch.Tensor in cls.__mro__:
+            return _layouts.reduce_subclass
+        raise KeyError(cls)
+
+
 class _InternalRPCPickler:
     """Turns objects into bytes and tensors, and back.
 
@@ -67,7 +80,7 @@ class _InternalRPCPickler:
     def __init__(self) -> None:
         self._class_reducer_dict: dict[type, _Reducer] = {}
         self._lock = threading.Lock()
-        self._table: dict[type, _Reducer] = {}
+        self._table = _Table()
         self._table_version = -1
 
     def _register_reducer(self, obj_class: type, reducer: _Reducer) -> None:
@@ -76,13 +89,17 @@ class _InternalRPCPickler:
             self._class_reducer_dict.setdefault(obj_class, reducer)
             self._table_version = -1
 
-    def serialize(self, obj: Any) -> tuple[bytes, list[torch.Tensor]]:
-        """Return the bytes of `obj` and the tensors that they refer to."""
-        buffer = io.BytesIO()
-        pickler = pickle.Pickler(buffer, _PROTOCOL)
+    def serialize(self, obj: Any, *, lend: bool = False) -> tuple[bytes, list[torch.Tensor]]:
+        """Return the bytes of `obj` and the tensors that they refer to.
+
+        With `lend`, memory of large buffers (numpy arrays for example) is named where it lies, and must
+        stay as it is until the tensors were used; otherwise it is copied.
+        """
+        writer = _out_of_band.Writer(lend=lend)
+        pickler = pickle.Pickler(writer, _PROTOCOL, buffer_callback=writer.take_buffer)
         table = self._dispatch_table()
         if isinstance(obj, torch.jit.ScriptModule) and type(obj) not in table:
-            table = table | {type(obj): _reduce_script_module}
+            table = _Table({**table, type(obj): _reduce_script_module})
         pickler.dispatch_table = table
         outer = _tables.sending
         tensors: list[torch.Tensor] = []
@@ -91,23 +108,23 @@ class _InternalRPCPickler:
             pickler.dump(obj)
         finally:
             _tables.sending = outer
-        return buffer.getvalue(), tensors
+        return writer.finish(tensors), tensors
 
     def deserialize(self, binary_data: bytes, tensor_table: Sequence[torch.Tensor]) -> Any:
         """Return the object that :meth:`serialize` was given."""
         outer = _tables.receiving
         _tables.receiving = tensor_table
         try:
-            return pickle.loads(binary_data)
+            return _out_of_band.load(binary_data, tensor_table)
         finally:
             _tables.receiving = outer
 
-    def _dispatch_table(self) -> dict[type, _Reducer]:
+    def _dispatch_table(self) -> _Table:
         # Reducers that the user registers with copyreg later must count too; the table only grows.
         version = len(copyreg.dispatch_table)
         if version != self._table_version:
             with self._lock:
-                self._table = {**copyreg.dispatch_table, **_BUILT_IN, **self._class_reducer_dict}
+                self._table = _Table({**copyreg.dispatch_table, **_BUILT_IN, **self._class_reducer_dict})
                 self._table_version = version
         return self._table
 
@@ -119,10 +136,7 @@ def _reduce_tensor(tensor: torch.Tensor) -> Any:
             raise pickle.PicklingError("a tensor of an RPC message can only be pickled by the RPC pickler")
         table.append(tensor)
         return _receive_tensor, (len(table) - 1,)
-    whole = tensor.detach()
-    reduced = _reduce_quantized(whole) if whole.is_quantized else _reduce_parts(whole)
-    # The parts come from the detached tensor: the flag has to be put back on the whole.
-    return (_rebuild_leaf, reduced) if tensor.requires_grad else reduced
+    return _layouts.reduce(tensor)
 
 
 def _receive_tensor(index: int) -> torch.Tensor:
@@ -130,67 +144,6 @@ def _receive_tensor(index: int) -> torch.Tensor:
     if table is None:
         raise pickle.UnpicklingError("a tensor of an RPC message can only be unpickled by the RPC pickler")
     return table[index]
-
-
-def _reduce_parts(tensor: torch.Tensor) -> tuple[Any, Any]:
-    # torch's own way for sparse tensors keeps each one it rebuilds in a list until torch.load comes by.
-    layout = tensor.layout
-    if layout is torch.sparse_coo:
-        parts = tensor._indices(), tensor._values()
-        return _rebuild_coo, (*parts, tuple(tensor.size()), tensor.is_coalesced())
-    if layout in (torch.sparse_csr, torch.sparse_bsr):
-        parts = tensor.crow_indices(), tensor.col_indices()
-        return _rebuild_compressed, (*parts, tensor.values(), tuple(tensor.size()), layout)
-    if layout in (torch.sparse_csc, torch.sparse_bsc):
-        parts = tensor.ccol_indices(), tensor.row_indices()
-        return _rebuild_compressed, (*parts, tensor.values(), tuple(tensor.size()), layout)
-    if layout is torch._mkldnn:  # type: ignore[attr-defined]
-        return _rebuild_mkldnn, (tensor.to_dense(),)
-    reduced: Any = tensor.__reduce_ex__(_PROTOCOL)  # type: ignore[no-untyped-call]
-    return reduced[0], reduced[1]
-
-
-def _reduce_quantized(tensor: torch.Tensor) -> tuple[Any, Any]:
-    if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
-        return _rebuild_per_tensor, (tensor.int_repr(), tensor.q_scale(), tensor.q_zero_point())
-    scales, zero_points = tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points()
-    return _rebuild_per_channel, (tensor.int_repr(), scales, zero_points, tensor.q_per_channel_axis())
-
-
-def _rebuild_leaf(rebuild: Callable[..., torch.Tensor], args: tuple[Any, ...]) -> torch.Tensor:
-    return rebuild(*args).detach().requires_grad_()
-
-
-def _rebuild_coo(
-    indices: torch.Tensor, values: torch.Tensor, size: tuple[int, ...], is_coalesced: bool
-) -> torch.Tensor:
-    return torch.sparse_coo_tensor(indices, values, size, check_invariants=False, is_coalesced=is_coalesced)
-
-
-def _rebuild_compressed(
-    compressed: torch.Tensor,
-    plain: torch.Tensor,
-    values: torch.Tensor,
-    size: tuple[int, ...],
-    layout: torch.layout,
-) -> torch.Tensor:
-    return torch.sparse_compressed_tensor(
-        compressed, plain, values, size, layout=layout, check_invariants=False
-    )
-
-
-def _rebuild_mkldnn(dense: torch.Tensor) -> torch.Tensor:
-    return dense.to_mkldnn()
-
-
-def _rebuild_per_tensor(values: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
-    return torch._make_per_tensor_quantized_tensor(values, scale, zero_point)
-
-
-def _rebuild_per_channel(
-    values: torch.Tensor, scales: torch.Tensor, zero_points: torch.Tensor, axis: int
-) -> torch.Tensor:
-    return torch._make_per_channel_quantized_tensor(values, scales, zero_points, axis)
 
 
 def _reduce_script_module(module: torch.jit.ScriptModule) -> Any:
@@ -205,6 +158,9 @@ def _load_script_module(code: bytes) -> torch.jit.ScriptModule:
 
 _BUILT_IN: dict[type, _Reducer] = {
     torch.Tensor: _reduce_tensor,
+    torch.UntypedStorage: _layouts.reduce_untyped_storage,
+    torch.TypedStorage: _layouts.reduce_typed_storage,
+    array.array: _out_of_band.reduce_array,
     torch.jit.RecursiveScriptModule: _reduce_script_module,  # type: ignore[attr-defined]
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -65,33 +66,35 @@ def test_a_rank_beyond_the_world_is_an_error_on_every_worker(group: Group) -> No
     assert "7" in outcomes[1][1]
 
 
-def wrong_secret(worker: Worker) -> tuple[float, str]:
-    """Joining may find out, or the first call."""
+def fail_to_join(worker: Worker) -> tuple[float, str, bool]:
     began = time.monotonic()
     with pytest.raises(RuntimeError) as raised:
-        worker.start(timeout=5)
-        rpc.rpc_sync(f"w{1 - worker.rank}", echo, args=(5,))
-    if rpc.api._is_current_rpc_agent_set():
-        worker.tell("failed")
-        worker.hear()
-        rpc.shutdown(graceful=False)
-    return time.monotonic() - began, str(raised.value)
+        worker.start(timeout=10)
+    return time.monotonic() - began, str(raised.value), rpc.api._is_current_rpc_agent_set()
 
 
 @on_tensorcall
-def test_workers_of_different_secrets_refuse_each_other(group: Group) -> None:
-    for rank, secret in enumerate(["one secret", "another secret"]):
-        group.environment["TENSORCALL_SECRET"] = secret
-        group.add(wrong_secret, rank, world_size=2)
-    for rank in (0, 1):
-        group.hear(rank)
-    for rank in (0, 1):
-        group.tell(rank, "leave")
+@pytest.mark.parametrize(
+    ("secrets", "said"),
+    [
+        (["one", "other", "one"], r"rank\(s\) \[0, 2\] have one, rank\(s\) \[1\] have another"),
+        (["one", None, "one"], r"rank\(s\) \[1\] have (no secret|another)"),
+        ([None, "one", None], r"rank\(s\) \[0, 2\] have (one|no secret), rank\(s\) \[1\] have (one|another)"),
+    ],
+)
+def test_workers_of_different_secrets_are_told_whose_differ(
+    group: Group, secrets: list[str | None], said: str
+) -> None:
+    for rank, secret in enumerate(secrets):
+        group.environment["TENSORCALL_SECRET"] = secret or ""
+        group.add(fail_to_join, rank, world_size=3)
 
     for outcome in group.finish():
-        seconds, text = outcome.value
-        assert seconds < 10
-        assert "secret" in text
+        seconds, text, agent_is_set = outcome.value
+        assert seconds < 9
+        assert "different secrets" in text
+        assert re.search(said, text)
+        assert not agent_is_set
 
 
 def meet_by_secret(worker: Worker) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Iterator
 from typing import Any
 
@@ -178,3 +179,171 @@ def send_grad(worker: Worker) -> tuple[bool, bool]:
 
 def test_requires_grad_and_parameters_arrive_as_they_were(group: Group) -> None:
     assert group.run(send_grad, serve)[0] == (True, True)
+
+
+def kinds() -> Iterator[tuple[str, Any]]:
+    """A name and a tensor for each kind that is not plain memory."""
+    values = torch.arange(8.0).reshape(2, 4)
+    eye = torch.eye(4)
+    yield "coo", eye.to_sparse()
+    yield "coo that is not coalesced", torch.sparse_coo_tensor([[0, 0]], [1.0, 2.0], (3,))
+    yield "csr", eye.to_sparse_csr()
+    yield "csc", eye.to_sparse_csc()
+    yield "bsr", eye.to_sparse_bsr((2, 2))
+    yield "bsc", eye.to_sparse_bsc((2, 2))
+    yield "quantized per tensor", torch.quantize_per_tensor(values, 0.5, 1, torch.quint8)
+    yield (
+        "quantized per channel",
+        torch.quantize_per_channel(values, torch.ones(2), torch.zeros(2), 0, torch.qint8),
+    )
+    yield "nested", torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    yield "jagged", torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    if torch.backends.mkldnn.is_available():
+        yield "mkldnn", values.to_mkldnn()
+    yield "subclass", values.as_subclass(Tagged)
+    yield "parameter", torch.nn.Parameter(values)
+    yield "buffer", torch.nn.Buffer(values)
+    with torch.inference_mode():
+        yield "inference", torch.ones(3)
+    yield "with a history", (torch.ones(3, requires_grad=True) * 2)
+
+
+class Tagged(torch.Tensor):
+    """A subclass that a user may have."""
+
+
+def dense(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The numbers of a tensor of any kind."""
+    tensor = tensor.detach()
+    if tensor.is_nested:
+        return list(tensor.unbind())
+    if tensor.is_quantized:
+        return [tensor.dequantize()]
+    return [tensor if tensor.layout is torch.strided else tensor.to_dense()]
+
+
+def send_kinds(worker: Worker) -> list[str]:
+    wrong = []
+    with worker.joined():
+        for name, sent in kinds():
+            got = rpc.rpc_sync("w1", identity, args=(sent,))
+            same = type(got) is type(sent) and got.layout is sent.layout and got.dtype is sent.dtype
+            same &= got.requires_grad == sent.requires_grad and got.is_leaf and not got.is_inference()
+            same &= all(torch.equal(a, b) for a, b in zip(dense(got), dense(sent), strict=True))
+            if sent.layout is torch.sparse_coo:
+                same &= got.is_coalesced() == sent.is_coalesced()
+            if not same:
+                wrong.append(name)
+    return wrong
+
+
+def test_every_kind_makes_the_round_trip(group: Group) -> None:
+    if ENGINE == "torch":
+        pytest.skip("torch refuses some, and is ended by others")
+
+    assert group.run(send_kinds, serve)[0] == []
+
+
+def fake() -> torch.Tensor:
+    with torch._subclasses.FakeTensorMode():
+        return torch.ones(2)
+
+
+UNSENDABLE = {
+    "meta": lambda: torch.ones(2, device="meta"),
+    "meta parameter": lambda: torch.nn.Parameter(torch.ones(2, device="meta")),
+    "meta sparse": lambda: torch.sparse_coo_tensor(size=(2, 2), device="meta"),
+    "fake": fake,
+    "functional": lambda: torch._to_functional_tensor(torch.ones(2)),
+    "zero": lambda: torch._efficientzerotensor((2,)),
+}
+
+
+def give_unsendable(name: str) -> Any:
+    return UNSENDABLE[name]()
+
+
+def refuse_all(worker: Worker) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    with worker.joined():
+        for name, make in UNSENDABLE.items():
+            sent, texts = make(), []
+            for wrap in (lambda x: x, lambda x: {"deep": [x, {1, 2}]}):
+                try:
+                    rpc.rpc_async("w1", identity, args=(wrap(sent),))
+                except RuntimeError as error:
+                    texts.append(str(error))
+            try:
+                rpc.rpc_sync("w1", give_unsendable, args=(name,))
+            except RuntimeError as error:
+                texts.append(str(error))
+            found[name] = texts
+        assert rpc.rpc_sync("w1", identity, args=(1,)) == 1
+    return found
+
+
+def test_what_cannot_travel_is_refused_at_the_call_with_the_reason(group: Group) -> None:
+    if ENGINE == "torch":
+        pytest.skip("torch is ended by some")
+
+    found = group.run(refuse_all, serve)[0]
+
+    assert all(len(texts) == 3 for texts in found.values()), found
+    for name in ("meta", "meta parameter", "meta sparse"):
+        assert all("found tensor on device: meta" in text for text in found[name])
+    assert all("FakeTensor has no data" in text for text in found["fake"])
+    for name in ("functional", "zero"):
+        assert all("no memory that could be sent" in text for text in found[name])
+
+
+def send_arrays(worker: Worker) -> list[str]:
+    import numpy as np
+
+    wrong = []
+    with worker.joined():
+        for size in (0, 10, 1 << 16, 1 << 20, 1 << 24):
+            for sent in (np.arange(size, dtype=np.uint8), bytes(size), bytearray(size)):
+                got = rpc.rpc_sync("w1", identity, args=({"a": sent, "b": {size}},))["a"]
+                if type(got) is not type(sent) or memoryview(got) != memoryview(sent):
+                    wrong.append(f"{type(sent).__name__} of {size}")
+        array = np.arange(1 << 20)
+        future = rpc.rpc_async("w1", identity, args=(array,))
+        array[:] = 0
+        if future.wait()[-1] != (1 << 20) - 1:
+            wrong.append("changed after the call")
+    return wrong
+
+
+def test_large_memory_of_other_objects_makes_the_round_trip(group: Group) -> None:
+    pytest.importorskip("numpy")
+
+    assert group.run(send_arrays, serve)[0] == []
+
+
+HUGE = (22 << 30) // 10
+
+
+def ends(tensor: torch.Tensor) -> tuple[int, list[int]]:
+    middle = (1 << 31) - 1
+    return tensor.numel(), [int(tensor[i]) for i in (0, middle, middle + 1, -1)]
+
+
+def send_huge(worker: Worker) -> tuple[Any, int]:
+    with worker.joined(timeout=100):
+        tensor = torch.empty(HUGE, dtype=torch.uint8)
+        middle = (1 << 31) - 1
+        tensor[0], tensor[middle], tensor[middle + 1], tensor[-1] = 1, 2, 3, 4
+        found = rpc.rpc_sync("w1", ends, args=(tensor,))
+    return found, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(150)
+def test_a_tensor_of_more_than_two_to_the_31_bytes_arrives(group: Group) -> None:
+    group.deadline += 100
+
+    found, peak = group.run(send_huge, serve)[0]
+
+    assert found == (HUGE, [1, 2, 3, 4])
+    # It was not copied on its way out.
+    assert peak < 3 << 20

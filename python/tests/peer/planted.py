@@ -37,11 +37,14 @@ class PlantedTest:
 
     def test_torch_agent_is_refused(self: Any) -> None:
         import torch
+        from witness import torch_agents
 
         if not hasattr(torch._C, "_distributed_rpc"):
             torch._C._rpc_init()
-        with self.assertRaisesRegex(RuntimeError, "out of reach"):
-            torch._C._distributed_rpc.TensorPipeAgent(None, "worker", self.rank, 4, None, {}, [])
+        self.assertTrue(torch_agents())
+        for agent in torch_agents():
+            with self.assertRaisesRegex(RuntimeError, "out of reach"):
+                agent(None, "worker", self.rank, 4, None, {}, [])
 
     def test_makes_no_agent(self: Any) -> None:
         pass

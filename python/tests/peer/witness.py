@@ -42,8 +42,21 @@ def choose_engine(engine: str) -> None:
     if engine == "tensorcall":
         import tensorcall
 
+        _remember_torchs_classes()
         tensorcall.install()
         forbid_torch_agents()
+
+
+_remembered: dict[str, type[Any]] = {}
+"""Torch's own classes by name; installing puts others in their place."""
+
+
+def _remember_torchs_classes() -> None:
+    import torch
+    import torch.distributed.rpc
+
+    for name in ("RpcAgent", "TensorPipeAgent"):
+        _remembered[name] = getattr(torch._C._distributed_rpc, name)
 
 
 def forbid_torch_agents() -> None:
@@ -72,18 +85,22 @@ def _breaking(register: Any) -> Any:
 
 
 def _break_agents() -> None:
-    for agent in _torch_agents():
+    for agent in torch_agents():
         agent.__init__ = _refuse
 
 
-def _torch_agents() -> list[type[Any]]:
+def torch_agents() -> list[type[Any]]:
+    """The classes of torch's agents that exist in this process."""
     import torch
 
     places = (
         ("_distributed_rpc", "TensorPipeAgent"),
         ("_distributed_rpc_testing", "FaultyTensorPipeAgent"),
     )
-    found = (getattr(getattr(torch._C, module, None), name, None) for module, name in places)
+    found = [
+        _remembered.get(name) or getattr(getattr(torch._C, module, None), name, None)
+        for module, name in places
+    ]
     return [agent for agent in found if agent is not None]
 
 
@@ -93,7 +110,7 @@ def _refuse(*_args: Any, **_kwargs: Any) -> NoReturn:
 
 def torch_agents_are_out_of_reach() -> bool:
     """Whether each of torch's agents that exists here refuses to be made."""
-    for agent in _torch_agents():
+    for agent in torch_agents():
         try:
             agent()
         except RuntimeError as error:
@@ -202,7 +219,8 @@ def _is_ours(thing: Any) -> bool:
 def _is_torchs(agent: Any) -> bool:
     import torch
 
-    base = getattr(getattr(torch._C, "_distributed_rpc", None), "RpcAgent", None)
+    native = getattr(torch._C, "_distributed_rpc", None)
+    base = _remembered.get("RpcAgent") or getattr(native, "RpcAgent", None)
     return base is not None and isinstance(agent, base)
 
 

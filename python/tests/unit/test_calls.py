@@ -276,8 +276,6 @@ def test_what_is_missing_says_so(alone):
         alone.remote("me", add, (1, 2))
     with pytest.raises(RuntimeError, match="does not implement RRef yet"):
         alone.RRef(1)
-    with pytest.raises(RuntimeError, match="async_execution"):
-        alone.rpc_sync("me", alone.functions.async_execution(add), (1, 2))
 
 
 def test_a_second_init_is_refused_and_init_after_shutdown_works(alone, tmp_path):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import time
 
 import pytest
+import torch
 from tensorcall.rpc import _remote_error
+from tensorcall.rpc._futures import Future
 from tensorcall.rpc._handler import Handler
 from tensorcall.rpc._worker import WorkerInfo
 from tensorcall.rpc.internal import PythonUDF, serialize
@@ -187,3 +191,157 @@ def test_a_missing_stderr_is_no_error(handler, monkeypatch):
     monkeypatch.setattr(sys, "stderr", None)
 
     assert "x" in str(arrive(handler, make_and_throw, ValueError, "x"))
+
+
+class BrokenStream:
+    def write(self, text):
+        raise UnicodeEncodeError("ascii", text, 0, 1, "not here")
+
+
+def test_a_stderr_that_cannot_write_the_text_costs_nobody_the_exception(handler, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", BrokenStream())
+
+    assert type(arrive(handler, make_and_throw, KeyError, "☃")) is KeyError
+
+
+@pytest.mark.parametrize(
+    "text", ["日本語 \\n \\u2603", "עברית\n\tعربى", "\udc80 alone", "\x00 and {braces} %s", "🦀" * 1000]
+)
+def test_text_of_any_script_arrives_as_it_was(handler, text):
+    assert text in str(arrive(handler, make_and_throw, ValueError, text))
+
+
+def sent(handler, error):
+    """The exception as its caller gets it, without a way through the arguments of a call."""
+    _, payload, tensors = handler.dump_exception(error)
+    return _remote_error.load(payload, tensors)
+
+
+def test_attributes_and_notes_survive_a_class_whose_pickle_forgets_them(handler):
+    error = TwoArgs(1, "x")
+    error.extra = {"a": torch.ones(2)}
+    error.add_note("look here")
+
+    arrived = sent(handler, error)
+
+    assert type(arrived) is TwoArgs
+    assert arrived.extra["a"].tolist() == [1, 1]
+    assert arrived.__notes__ == ["look here"]
+
+
+def test_what_an_attribute_cannot_bring_the_others_do(handler):
+    error = HoldsALock("stuck")
+    error.code = 7
+
+    arrived = sent(handler, error)
+
+    assert type(arrived) is HoldsALock
+    assert arrived.code == 7
+
+
+def test_a_stand_in_has_the_attributes_and_takes_them_along(handler):
+    error = CannotBeRebuilt([1, 2], "foo")
+    error.add_note("look here")
+
+    once = sent(handler, error)
+    twice = sent(handler, once)
+
+    for arrived in (once, twice):
+        assert arrived.flag == [1, 2]
+        assert arrived.__notes__ == ["look here"]
+
+
+def raise_from(cause):
+    try:
+        raise cause
+    except Exception as error:
+        raise ValueError("consequence") from error
+
+
+def raise_within():
+    try:
+        raise LookupError("first")
+    except LookupError:
+        raise OSError(2, "second", "file") from None
+
+
+def test_the_text_tells_the_cause_too(handler):
+    error = arrive(handler, raise_from, KeyError("reason"))
+
+    assert "KeyError: 'reason'" in str(error)
+    assert "direct cause" in str(error)
+    assert "consequence" in str(error)
+    assert "in raise_within" in str(arrive(handler, raise_within).__cause__)
+
+
+def test_groups_of_exceptions_arrive_whole(handler):
+    error = arrive(handler, throw, ExceptionGroup("two", [ValueError("a"), TwoArgs(1, "b")]))
+
+    assert [type(inner) for inner in error.exceptions] == [ValueError, TwoArgs]
+
+
+class Forgotten(ConnectionError):
+    pass
+
+
+def test_a_class_that_the_caller_cannot_import_still_matches_its_bases(handler, monkeypatch):
+    payload = handler.dump_exception(Forgotten("gone"))[1]
+    monkeypatch.delattr(sys.modules[Forgotten.__module__], "Forgotten")
+
+    error = _remote_error.load(payload, [])
+
+    assert isinstance(error, ConnectionError)
+    assert isinstance(error, RuntimeError)
+    assert type(error).__name__ == "Forgotten"
+    assert "gone" in str(error)
+    assert _remote_error.text_of(payload) in str(error)
+
+
+def settled(rpc, future):
+    """Let the future go, then wait until all that it sets off has happened."""
+    while not future.done():
+        time.sleep(0.01)
+    del future
+    gc.collect()
+
+
+def logged(caplog, text):
+    end = time.monotonic() + 10
+    while text not in caplog.text and time.monotonic() < end:
+        time.sleep(0.01)
+    return caplog.text.count(text)
+
+
+def test_an_error_that_nobody_looked_at_is_logged_once(alone, caplog):  # LOG.md 26
+    alone.rpc_async("me", make_and_throw, args=(ValueError, "let go while pending"))
+    settled(alone, alone.rpc_async("me", make_and_throw, args=(ValueError, "let go when done")))
+
+    for text in ("let go while pending", "let go when done"):
+        assert logged(caplog, f"ValueError: {text}") == 1
+    assert "make_and_throw on worker 'me' failed" in caplog.text
+
+
+def test_errors_that_somebody_looked_at_or_gave_up_are_not_logged(alone, caplog):
+    looked_at = alone.rpc_async("me", make_and_throw, args=(ValueError, "quiet 1"))
+    with pytest.raises(ValueError, match="quiet 1"):
+        looked_at.wait()
+    chained = alone.rpc_async("me", make_and_throw, args=(ValueError, "quiet 2"))
+    assert chained.then(lambda future: "saved").wait(10) == "saved"
+    cancelled = alone.rpc_async("me", time.sleep, args=(0.2,))
+    cancelled.cancel()
+    del looked_at, chained, cancelled
+    alone.rpc_async("me", time.sleep, args=(5,))
+    alone.shutdown(graceful=False)
+    gc.collect()
+
+    assert "nobody looked" not in caplog.text
+
+
+def test_an_error_of_a_callback_that_nobody_looked_at_is_logged(caplog):
+    future = Future()
+    child = future.then(lambda parent: parent.value() + 1)
+    future.set_result("a")
+    del child
+    gc.collect()
+
+    assert "nobody looked at it: RuntimeError: Got the following error" in caplog.text

@@ -26,7 +26,7 @@ def meet(path, size, entries, seconds=5.0, ranks=None, shared=None):
             if "error" in entry:
                 meeting.spoil(entry["error"])
                 raise RuntimeError(entry["error"])
-            meeting.enter(entry)
+            meeting.enter(entry | {"secret": _membership._fingerprint(job[1], job[0])})
             roster = meeting.roster()
             meeting.wait_until_all_serve()
             results[number] = job, roster
@@ -122,14 +122,35 @@ def test_a_secret_can_come_from_a_file(tmp_path, monkeypatch):
     assert _membership._given_secret() == b"from a file"
 
 
-def test_a_worker_without_the_secret_of_the_job_is_told(tmp_path, monkeypatch):
+def test_a_worker_without_the_secret_of_the_job_gets_none(monkeypatch):
     store = dist.HashStore()
     monkeypatch.setenv("TENSORCALL_SECRET", "xyzzy")
-    _Meeting(store, 0, 2, Deadline(1)).agree_on_job()
+    job, _ = _Meeting(store, 0, 2, Deadline(1)).agree_on_job()
     monkeypatch.delenv("TENSORCALL_SECRET")
 
-    with pytest.raises(RuntimeError, match="TENSORCALL_SECRET"):
-        _Meeting(store, 1, 2, Deadline(1)).agree_on_job()
+    assert _Meeting(store, 1, 2, Deadline(1)).agree_on_job() == (job, None)
+
+
+def with_secrets(*secrets):
+    return [
+        entry(f"w{rank}", len(secrets)) | {"secret": _membership._fingerprint(secret, "job")}
+        for rank, secret in enumerate(secrets)
+    ]
+
+
+def test_different_secrets_are_an_error_that_names_the_ranks():
+    text = _membership._fault(with_secrets(b"one", b"other", b"one", None), 4)
+
+    assert "rank(s) [0, 2] have one, rank(s) [1] have another, rank(s) [3] have no secret" in text
+    assert _membership._fault(with_secrets(b"one", b"one"), 2) is None
+
+
+def test_a_fingerprint_belongs_to_one_job_and_does_not_hold_the_secret():
+    first, second = (_membership._fingerprint(b"xyzzy", job) for job in ("a", "b"))
+
+    assert first != second
+    assert len(first) == 16
+    assert "xyzzy" not in first
 
 
 def test_a_restart_by_torchrun_does_not_meet_the_keys_of_the_first_run(monkeypatch):
@@ -153,6 +174,16 @@ def test_workers_listen_where_the_others_meet(monkeypatch):
     assert _membership._listen_host("env://") == "127.0.0.1"
     monkeypatch.setenv("TENSORCALL_ADDR", "10.1.2.3")
     assert _membership._listen_host("env://") == "10.1.2.3"
+
+
+@pytest.mark.parametrize(
+    ("address", "warned"),
+    [("tcp:127.0.0.1:9", False), ("tcp:[::1]:9", False), ("unix:here/name", False), ("tcp:10.1.2.3:9", True)],
+)
+def test_a_secret_in_the_store_is_warned_of_where_other_hosts_can_come(address, warned, caplog):
+    _membership._warn_if_reachable(json.dumps({"incarnation": "1", "addresses": [address]}))
+
+    assert ("TENSORCALL_SECRET" in caplog.text) == warned
 
 
 def test_a_limit_of_0_never_ends():

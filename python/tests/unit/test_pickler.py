@@ -90,20 +90,214 @@ def test_a_sparse_tensor_that_was_received_goes_when_its_user_lets_go(make):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_quantized_nested_and_mkldnn_tensors_are_kept():
-    values = torch.tensor([[0.5, 1.0], [1.5, 2.0]])
-    tensor = torch.quantize_per_tensor(values, 0.5, 1, torch.quint8)
-    channels = torch.quantize_per_channel(values, torch.ones(2), torch.zeros(2), 0, torch.qint8)
-    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.stack([torch.eye(2), 2 * torch.eye(2)]).to_sparse_csr(),
+        lambda: torch.sparse_csr_tensor(
+            torch.tensor([0, 1, 2], dtype=torch.int32), torch.tensor([1, 0], dtype=torch.int32), torch.ones(2)
+        ),
+        lambda: torch.arange(12.0).reshape(3, 2, 2).to_sparse(1),
+        lambda: torch.zeros(0, 4).to_sparse(),
+        lambda: torch.tensor(3.0).to_sparse(),
+        lambda: (torch.eye(3, requires_grad=True) * 2).to_sparse(),
+    ],
+    ids=["batched", "small indices", "hybrid", "empty", "zero-dimensional", "with a history"],
+)
+def test_unusual_sparse_tensors_are_kept(make):
+    tensor = make()
 
-    back = round_trip([tensor, channels, nested, values.to_mkldnn()])
+    back = round_trip([tensor])[0]
 
-    assert torch.equal(back[0].dequantize(), tensor.dequantize())
-    assert back[0].qscheme() == tensor.qscheme()
-    assert torch.equal(back[1].dequantize(), channels.dequantize())
-    assert back[2].is_nested
-    assert torch.equal(back[2].unbind()[1], torch.ones(3))
-    assert torch.equal(back[3].to_dense(), values)
+    assert back.layout is tensor.layout
+    assert back.requires_grad is tensor.requires_grad
+    assert back.is_leaf
+    assert torch.equal(back.detach().to_dense(), tensor.detach().to_dense())
+    if tensor.layout is torch.sparse_csr:
+        assert back.crow_indices().dtype is tensor.crow_indices().dtype
+
+
+VALUES = torch.arange(8.0).reshape(2, 4)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.quantize_per_tensor(VALUES, 0.5, 1, torch.quint8),
+        lambda: torch.quantize_per_tensor(VALUES, 0.5, 0, torch.qint32).t(),
+        lambda: torch.quantize_per_channel(VALUES, torch.ones(2), torch.zeros(2), 0, torch.qint8),
+        lambda: torch.quantize_per_channel(VALUES, torch.ones(4), torch.zeros(4), 1, torch.quint8),
+        lambda: torch.quantize_per_channel(VALUES, torch.ones(2), torch.zeros(2), 0, torch.quint4x2),
+        lambda: torch.quantize_per_tensor(torch.tensor(1.0), 0.5, 1, torch.qint8),
+    ],
+)
+def test_quantized_tensors_are_kept(make):
+    tensor = make()
+
+    back = round_trip([tensor])[0]
+
+    assert back.dtype is tensor.dtype
+    assert back.qscheme() == tensor.qscheme()
+    assert back.stride() == tensor.stride()
+    assert torch.equal(back.dequantize(), tensor.dequantize())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_view_of_a_quantized_tensor_travels_without_its_storage():
+    tensor = torch.quantize_per_tensor(torch.arange(1000.0).reshape(10, 100), 1, 0, torch.qint32)[3]
+
+    payload, tensors = serialize([tensor])
+
+    assert [part.nbytes for part in tensors] == [400]
+    assert torch.equal(deserialize(payload, tensors)[0].dequantize(), tensor.dequantize())
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_are_kept(layout, requires_grad):
+    parts = [torch.ones(2, 3), 2 * torch.ones(4, 3)]
+    tensor = torch.nested.nested_tensor(parts, layout=layout, requires_grad=requires_grad)
+
+    for sent in (tensor, tensor * 1):
+        back = round_trip([sent])[0]
+
+        assert back.is_nested
+        assert back.layout is layout
+        assert back.requires_grad is requires_grad
+        assert back.is_leaf
+        assert all(torch.equal(a.detach(), b) for a, b in zip(back.unbind(), parts, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_mkldnn_tensors_are_kept(dtype):
+    try:
+        tensor = VALUES.to_mkldnn(dtype)
+    except RuntimeError as reason:
+        pytest.skip(f"this processor cannot make one: {reason}")
+
+    back = round_trip([tensor])[0]
+
+    assert back.layout is torch._mkldnn
+    assert back.dtype is dtype
+    assert torch.equal(back.to_dense(), tensor.to_dense())
+
+
+class Tagged(torch.Tensor):
+    """Keeps an attribute."""
+
+
+class Slotted(torch.Tensor):
+    __slots__ = ("slot",)
+
+
+class Watching(torch.Tensor):
+    """Sees the functions that it is given to, as many libraries' subclasses do."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class Reduced(torch.Tensor):
+    def __reduce_ex__(self, protocol):
+        return torch.full, ((2,), 7.0)
+
+
+@pytest.mark.parametrize("cls", [Tagged, Watching])
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_subclasses_keep_their_attributes_and_their_data_goes_to_the_table(cls, requires_grad):
+    tensor = torch.arange(100_000.0).as_subclass(cls)[10:13].requires_grad_(requires_grad)
+    tensor.tag = {"a": torch.ones(2)}
+
+    payload, tensors = serialize(tensor)
+    back = deserialize(payload, tensors)
+
+    assert [(type(part), part.nbytes) for part in tensors] == [(torch.Tensor, 12), (torch.Tensor, 8)]
+    assert type(back) is cls
+    assert back.tolist() == [10, 11, 12]
+    assert torch.equal(back.tag["a"], torch.ones(2))
+    assert back.requires_grad is requires_grad
+    assert back.is_leaf
+
+
+def test_a_subclass_with_slots_keeps_them():
+    tensor = torch.ones(2).as_subclass(Slotted)
+    tensor.slot = "kept"
+
+    assert round_trip(tensor).slot == "kept"
+
+
+def test_a_subclass_that_reduces_itself_is_left_to_it():
+    assert round_trip(torch.ones(2).as_subclass(Reduced)).tolist() == [7, 7]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_sparse_tensor_of_a_subclass_stays_one():
+    tensor = torch.Tensor._make_subclass(Tagged, torch.eye(3).to_sparse())
+
+    back = round_trip(tensor)
+
+    assert type(back) is Tagged
+    assert torch.equal(back.to_dense(), torch.eye(3))
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_parameters_and_buffers_keep_what_they_are(requires_grad):
+    parameter = torch.nn.Parameter(torch.ones(2), requires_grad=requires_grad)
+    parameter.tag = "kept"
+    buffer = torch.nn.Buffer(torch.zeros(2))
+    module = torch.nn.Linear(2, 2)
+    module.weight = torch.nn.Parameter(torch.eye(2))
+
+    back = round_trip([parameter, buffer, module, parameter, torch.nn.UninitializedParameter()])
+
+    assert type(back[0]) is torch.nn.Parameter
+    assert back[0].requires_grad is requires_grad
+    assert back[0].tag == "kept"
+    assert isinstance(back[1], torch.nn.Buffer)
+    assert torch.equal(back[2].weight, torch.eye(2))
+    assert back[3] is back[0]
+    assert isinstance(back[4], torch.nn.UninitializedParameter)
+
+
+def test_tensors_without_data_are_refused_by_name():
+    with torch._subclasses.FakeTensorMode():
+        tensor = torch.ones(2)
+
+    with pytest.raises(NotImplementedError, match="a FakeTensor has no data"):
+        serialize([tensor])
+
+
+def test_a_dtensor_is_refused_by_a_process_whose_part_it_is_not(tmp_path):
+    distributed = torch.distributed
+    if not distributed.is_available():
+        pytest.skip("torch without distributed")
+    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+
+    distributed.init_process_group("gloo", rank=0, world_size=1, store=distributed.HashStore())
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        payload, tensors = serialize(distribute_tensor(torch.ones(4), mesh, [Shard(0)]))
+        back = deserialize(payload, tensors)
+        assert back.full_tensor().tolist() == [1, 1, 1, 1]
+    finally:
+        distributed.destroy_process_group()
+
+    with pytest.raises(RuntimeError, match="part of its tensor that belongs to rank 0"):
+        deserialize(payload, tensors)
+
+
+def test_storages_travel_in_the_table_and_share_with_their_tensors():
+    tensor = torch.arange(4.0)
+
+    back, storage, typed = round_trip([tensor, tensor.untyped_storage(), tensor._typed_storage()])
+    storage.fill_(0)
+
+    assert isinstance(storage, torch.UntypedStorage)
+    assert storage.data_ptr() == typed._untyped_storage.data_ptr() == back.data_ptr()
+    assert typed.dtype is torch.float32
 
 
 class Nested:

@@ -175,6 +175,16 @@ class TestWhatArrives:
         with pytest.raises(RuntimeError, match="not resizable"):
             result.resize_(7)
 
+    @pytest.mark.parametrize("tensors", [[torch.arange(6.0)], [torch.empty(0, 2)]], ids=["full", "empty"])
+    def test_the_default_device_of_the_receiver_does_not_matter(self, send: Any, tensors: Any) -> None:
+        tensors = [*tensors, *tensors, tensors[0][:1]]
+
+        with torch.device("meta"):
+            results = send(tensors)
+
+        assert [r.device.type for r in results] == ["cpu", "cpu", "cpu"]
+        assert all(torch.equal(a, b) for a, b in zip(results, tensors, strict=True))
+
     def test_memory_of_a_result_outlives_everything_else(self, send: Any) -> None:
         result = send({"x": torch.arange(100_000.0)})["x"][5:]
         gc.collect()
@@ -326,16 +336,17 @@ class TestWhatIsRefused:
     @pytest.mark.parametrize(
         ("make", "error"),
         [
-            (lambda: torch.eye(3).to_sparse(), RuntimeError),
-            (lambda: torch.eye(3).to_sparse_csr(), RuntimeError),
-            (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), RuntimeError),
-            (lambda: torch.eye(3).to_mkldnn(), RuntimeError),
-            (lambda: torch.quantize_per_tensor(torch.eye(3), 0.1, 0, torch.qint8), RuntimeError),
-            (lambda: torch._efficientzerotensor((2,)), RuntimeError),
+            (lambda: torch.eye(3).to_sparse(), NotImplementedError),
+            (lambda: torch.eye(3).to_sparse_csr(), NotImplementedError),
+            (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), NotImplementedError),
+            (lambda: torch.eye(3).to_mkldnn(), NotImplementedError),
+            (lambda: torch.quantize_per_tensor(torch.eye(3), 0.1, 0, torch.qint8), NotImplementedError),
+            (lambda: torch._efficientzerotensor((2,)), NotImplementedError),
+            (lambda: torch._to_functional_tensor(torch.ones(2)), NotImplementedError),
             (lambda: torch.nn.Parameter(torch.eye(3)), TypeError),
             (lambda: 3, TypeError),
         ],
-        ids=["coo", "csr", "nested", "mkldnn", "quantized", "zero", "subclass", "number"],
+        ids=["coo", "csr", "nested", "mkldnn", "quantized", "zero", "functional", "subclass", "number"],
     )
     def test_what_is_not_plain_memory(
         self, path: str, make: Callable[[], Any], error: type[Exception], capfd: Any

@@ -1,10 +1,11 @@
-//! Foreign memory: what tensors of the program lie in, and our buffers as Python sees them.
+//! Foreign memory: what objects of the program lie in, and memory as Python sees it.
 #![expect(unsafe_code, reason = "names and copies memory of torch; each use carries its proof")]
 
 use std::ffi::{c_int, c_void};
 use std::marker::PhantomData;
 use std::sync::Arc;
 
+use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use pyo3::{ffi, intern};
@@ -78,14 +79,46 @@ impl<'a> Memory<'a> {
     }
 }
 
-/// A buffer as an object with Python's buffer protocol.
-#[pyclass(frozen, name = "_Buffer", module = "tensorcall._tensorcall")]
-pub(super) struct SharedBuffer {
-    pub(super) buffer: Buffer,
+/// Memory as an object with Python's buffer protocol.
+#[pyclass(frozen, name = "_Memory", module = "tensorcall._tensorcall")]
+pub(super) struct Exported {
+    start: usize,
+    len: usize,
+    /// Keeps the memory in place.
+    _owner: Owner,
+}
+
+enum Owner {
+    Buffer(#[expect(dead_code, reason = "kept, not used")] Buffer),
+    Storage(#[expect(dead_code, reason = "kept, not used")] Py<PyAny>),
+    Foreign(#[expect(dead_code, reason = "kept, not used")] PyBuffer<u8>),
+}
+
+impl Exported {
+    /// The memory of a message, given away.
+    pub(super) fn of_buffer(buffer: Buffer) -> Self {
+        Self { start: buffer.as_ptr().expose_provenance(), len: buffer.len(), _owner: Owner::Buffer(buffer) }
+    }
+
+    /// `len` bytes at `start` in the storage of `tensor`, as `TorchApi::read` reports them.
+    pub(super) fn of_tensor(tensor: &Bound<'_, PyAny>, start: usize, len: usize) -> PyResult<Self> {
+        let storage = tensor.call_method0(intern!(tensor.py(), "untyped_storage"))?;
+        Ok(Self { start, len, _owner: Owner::Storage(storage.unbind()) })
+    }
+
+    /// What another object exports, without gaps. Who gets it must not write to it: it may be read-only.
+    pub(super) fn of_foreign(memory: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let buffer = PyBuffer::<u8>::get(memory)?;
+        if !buffer.is_c_contiguous() {
+            return Err(PyBufferError::new_err("the memory has gaps"));
+        }
+        let (start, len) = (buffer.buf_ptr().expose_provenance(), buffer.len_bytes());
+        Ok(Self { start, len, _owner: Owner::Foreign(buffer) })
+    }
 }
 
 #[pymethods]
-impl SharedBuffer {
+impl Exported {
     /// Gives the memory to a consumer, writable.
     ///
     /// # Safety
@@ -96,13 +129,14 @@ impl SharedBuffer {
         if view.is_null() {
             return Err(PyBufferError::new_err("no view to fill"));
         }
-        let buffer = &slf.get().buffer;
-        let len = isize::try_from(buffer.len())?;
-        let memory = buffer.as_ptr().cast::<c_void>();
+        let exported = slf.get();
+        let len = isize::try_from(exported.len)?;
+        let memory = std::ptr::with_exposed_provenance_mut::<c_void>(exported.start);
         // SAFETY: Python passes a view to fill (not null, checked). The memory is `len` bytes long and
-        // lives as long as `slf`, of which the view takes a reference. It is ours alone (`storage`
-        // gave it away), so that torch may write to it.
-        let rc = unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), memory.cast(), len, 0, flags) };
+        // its owner lives as long as `slf`, of which the view takes a reference. A message's buffer is
+        // ours to give away, a tensor may be written to by whom its storage is given, and for the
+        // memory of another object `of_foreign` tells its callers not to.
+        let rc = unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), memory, len, 0, flags) };
         if rc == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
     }
 }

@@ -9,10 +9,12 @@
 //! | `torch` | what a tensor is made of, and tensors on our memory, by one of two ways |
 //! | `stable` | the faster way: torch's C interface (unsafe) |
 //! | `memory` | names for foreign memory (unsafe) |
+//! | `bytes` | bytes of other Python objects as tensors, and back |
 //!
 //! What arrives is private and writable. Its storage cannot be resized, as with TensorPipe:
 //! `resize_` within the storage works, beyond it torch says that the storage is not resizable.
 
+mod bytes;
 pub(crate) mod layout;
 mod memory;
 mod reader;
@@ -20,6 +22,7 @@ mod stable;
 mod torch;
 mod writer;
 
+pub(crate) use bytes::add_to;
 pub(crate) use reader::{read_tensors, read_tensors_by};
 pub(crate) use torch::{Path, TorchApi};
 pub(crate) use writer::TensorWriter;

@@ -2,12 +2,12 @@
 //!
 //! Two ways to the same things, chosen once ([`TorchApi::get`]): torch's stable C interface
 //! ([`Stable`], torch 2.15 and newer; nothing is linked), or Python attributes and
-//! `torch.frombuffer` (any torch; two to four times as long).
+//! `torch.frombuffer` (any torch; two to six times as long).
 
 use std::collections::HashMap;
 use std::fmt;
 
-use pyo3::exceptions::{PyRuntimeError, PyTypeError};
+use pyo3::exceptions::{PyNotImplementedError, PyRuntimeError, PyTypeError};
 use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -17,7 +17,7 @@ use tensorcall::buffer::Buffer;
 use tensorcall_proto::wire::tensor::{DType, TensorDesc};
 
 use super::layout::{self, Dims};
-use super::memory::SharedBuffer;
+use super::memory::Exported;
 use super::stable::Stable;
 
 /// How torch is reached.
@@ -77,7 +77,9 @@ impl From<Unfit> for PyErr {
     fn from(unfit: Unfit) -> Self {
         match unfit {
             Unfit::Type(_) => PyTypeError::new_err(unfit.to_string()),
-            _ => PyRuntimeError::new_err(unfit.to_string()),
+            Unfit::Device(_) => PyRuntimeError::new_err(unfit.to_string()),
+            // What torch raises for a tensor without storage.
+            Unfit::Form(_) | Unfit::NoMemory => PyNotImplementedError::new_err(unfit.to_string()),
         }
     }
 }
@@ -224,7 +226,7 @@ impl TorchApi {
             Some(stable) => stable.build(py, buffer, desc),
             None if buffer.is_empty() => {
                 let dims = (desc.shape.clone(), strides_of(desc));
-                let kwargs = self.dtype_kwargs(py, desc.dtype)?;
+                let kwargs = self.cpu_kwargs(py, desc.dtype)?;
                 self.empty_strided.bind(py).call(dims, Some(&kwargs))
             }
             None => self.build_view(&self.storage(py, buffer)?, desc),
@@ -248,17 +250,22 @@ impl TorchApi {
             let len = buffer.len() as u64;
             stable.build(py, buffer, &TensorDesc::contiguous(DType::UInt8, vec![len], 0))?
         } else if buffer.is_empty() {
-            self.empty.bind(py).call((0,), Some(&self.dtype_kwargs(py, DType::UInt8)?))?
+            self.empty.bind(py).call((0,), Some(&self.cpu_kwargs(py, DType::UInt8)?))?
         } else {
-            let memory = Bound::new(py, SharedBuffer { buffer })?;
-            self.frombuffer.bind(py).call((memory,), Some(&self.dtype_kwargs(py, DType::UInt8)?))?
+            self.bytes_on(py, Exported::of_buffer(buffer))?
         };
         bytes.call_method0(intern!(py, "untyped_storage"))
     }
 
+    /// A tensor of bytes on `memory`, which must not be empty.
+    pub(super) fn bytes_on<'py>(&self, py: Python<'py>, memory: Exported) -> PyResult<Bound<'py, PyAny>> {
+        let memory = Bound::new(py, memory)?;
+        self.frombuffer.bind(py).call((memory,), Some(&self.dtype_kwargs(py, DType::UInt8)?))
+    }
+
     fn build_view<'py>(&self, storage: &Bound<'py, PyAny>, desc: &TensorDesc) -> PyResult<Bound<'py, PyAny>> {
         let py = storage.py();
-        let empty = self.empty.bind(py).call((0,), Some(&self.dtype_kwargs(py, desc.dtype)?))?;
+        let empty = self.empty.bind(py).call((0,), Some(&self.cpu_kwargs(py, desc.dtype)?))?;
         let offset = desc.offset / desc.dtype.size();
         let shape = PyTuple::new(py, &desc.shape)?;
         let strides = PyTuple::new(py, strides_of(desc))?;
@@ -270,6 +277,13 @@ impl TorchApi {
         let object = self.dtypes[usize::from(dtype.code())].as_ref().ok_or_else(unknown)?;
         let kwargs = PyDict::new(py);
         kwargs.set_item(intern!(py, "dtype"), object)?;
+        Ok(kwargs)
+    }
+
+    /// The same for a function that would use the program's default device.
+    fn cpu_kwargs<'py>(&self, py: Python<'py>, dtype: DType) -> PyResult<Bound<'py, PyDict>> {
+        let kwargs = self.dtype_kwargs(py, dtype)?;
+        kwargs.set_item(intern!(py, "device"), intern!(py, "cpu"))?;
         Ok(kwargs)
     }
 }

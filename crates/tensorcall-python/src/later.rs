@@ -1,0 +1,101 @@
+//! `Later`: stands for the result of a function that is not there yet when the function returns.
+//!
+//! The handler object returns one in the place of a result and keeps a reference to it. The pool
+//! thread is then free; whoever gets to know the outcome answers the caller through it. Until then the
+//! request counts as running, also for graceful shutdown (TERM-1).
+
+use parking_lot::Mutex;
+use pyo3::prelude::*;
+use tensorcall::Responder;
+
+use crate::gil::outside;
+use crate::handler::{Answer, PyHandler};
+use crate::spawner;
+
+/// An answer that comes later.
+#[pyclass(frozen, module = "tensorcall._tensorcall")]
+pub(crate) struct Later {
+    handler: PyHandler,
+    state: Mutex<State>,
+}
+
+enum State {
+    /// The function has not returned and there is no outcome.
+    New,
+    /// The function has returned: the caller waits.
+    Owed(Responder),
+    /// The outcome was there before the function returned.
+    Known(Answer),
+    Over,
+}
+
+impl Later {
+    /// The function has returned this as its result: the answer goes through `responder`.
+    pub(crate) fn owe(&self, py: Python<'_>, responder: Responder) {
+        outside(py, || {
+            let mut state = self.state.lock();
+            match std::mem::replace(&mut *state, State::Over) {
+                State::Known(answer) => {
+                    drop(state);
+                    answer.send(responder);
+                }
+                State::New => *state = State::Owed(responder),
+                // It stood for the result of a call before. Dropping the responder says that there is no answer.
+                before => *state = before,
+            }
+        });
+    }
+
+    fn answer(&self, py: Python<'_>, answer: Answer) -> bool {
+        outside(py, || {
+            let mut state = self.state.lock();
+            match std::mem::replace(&mut *state, State::Over) {
+                State::Owed(responder) => {
+                    drop(state);
+                    answer.send(responder);
+                    true
+                }
+                State::New => {
+                    *state = State::Known(answer);
+                    true
+                }
+                before => {
+                    *state = before;
+                    false
+                }
+            }
+        })
+    }
+}
+
+#[pymethods]
+impl Later {
+    #[new]
+    fn new(handler: Py<PyAny>) -> Self {
+        Self { handler: PyHandler(handler), state: Mutex::new(State::New) }
+    }
+
+    /// The function's result is `result`. False if there was an outcome before.
+    fn returned(&self, py: Python<'_>, result: &Bound<'_, PyAny>) -> bool {
+        self.answer(py, Answer::of(py, self.handler.pack(py, result)))
+    }
+
+    /// The function failed with `error`. False if there was an outcome before.
+    fn raised(&self, py: Python<'_>, error: &Bound<'_, PyAny>) -> bool {
+        self.answer(py, Answer::of(py, self.handler.pack_exception(py, error)))
+    }
+
+    /// Whether nobody waits for the answer any more: the caller cancelled the call or is gone.
+    fn is_cancelled(&self) -> bool {
+        matches!(&*self.state.lock(), State::Owed(responder) if responder.is_cancelled())
+    }
+}
+
+impl Drop for Later {
+    fn drop(&mut self) {
+        if let State::Owed(responder) = std::mem::replace(self.state.get_mut(), State::Over) {
+            // Nobody can answer any more. Saying so may have to wait for locks: not here (LOCK-1).
+            spawner::spawn(move || drop(responder));
+        }
+    }
+}
