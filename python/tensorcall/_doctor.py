@@ -117,7 +117,7 @@ def _extension() -> Iterator[Finding]:
         "stable": "torch's stable C interface",
         "attributes": "attributes of Python's tensors (slower; this torch has no stable C interface)",
     }
-    way = str(_tensorcall._testing.path())  # type: ignore[attr-defined]
+    way = str(_tensorcall._testing.path())
     yield Finding("ok" if way == "stable" else "note", "tensors", f"reached by {ways.get(way, way)}")
 
 

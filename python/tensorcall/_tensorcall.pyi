@@ -1,10 +1,26 @@
 """The extension: one agent, and the outcomes of its calls."""
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, final
 
 import torch
 from typing_extensions import Buffer
+
+__all__ = [
+    "Agent",
+    "Bell",
+    "Call",
+    "Later",
+    "_testing",
+    "after_fork_in_child",
+    "memory_of",
+    "run_apart",
+    "stop_entering",
+    "tensor_on",
+]
+
+_testing: ModuleType
 
 @final
 class Call:

@@ -42,7 +42,7 @@ impl Request {
     }
 }
 
-/// Why [`Agent::try_call`] made no call.
+/// Why [`Agent::try_call`](super::Agent::try_call) made no call.
 #[derive(Debug)]
 pub enum CallError {
     /// Too much is under way to that worker: wait for room, then try again with this request.

@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use tensorcall_proto::ids::{Identity, Rank};
@@ -22,6 +22,9 @@ use super::{Inner, LinkEntry};
 use crate::clock::now;
 use crate::error::{Error, ErrorKind, Result};
 use crate::transport::{Link, Outbound};
+
+/// How long an agent that closes lets functions end before its peers see it leave.
+const LAST_WORDS: Duration = Duration::from_millis(50);
 
 /// This worker's part in the group's agreement.
 #[derive(Default)]
@@ -234,6 +237,8 @@ impl Inner {
             return;
         }
         self.pool.stop();
+        // The answer of a function that is about to end is sent yet: it may be what made this worker leave.
+        self.pool.wait_ended(limit.min(now() + LAST_WORDS));
         self.fail_own_calls();
         self.group.changed.notify_all();
         let reason = if graceful { GoodbyeReason::Graceful } else { GoodbyeReason::Forced };
