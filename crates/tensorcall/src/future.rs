@@ -3,6 +3,7 @@
 //! A [`Promise`] is the other end. Whoever completes it runs no code of users: callbacks given to
 //! [`RpcFuture::on_done`] must not block, and they hand real work to a thread.
 
+use std::cell::Cell;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
@@ -15,7 +16,9 @@ use tensorcall_proto::ids::MessageId;
 use tensorcall_proto::wire::message::Encoding;
 
 use crate::body::Received;
+use crate::clock::now;
 use crate::error::{Error, Result};
+use crate::spin::Spin;
 
 /// What a function on another worker came to.
 #[derive(Debug)]
@@ -53,6 +56,10 @@ enum State {
 }
 
 type Callback = Box<dyn FnOnce() + Send>;
+
+thread_local! {
+    static SPIN: Cell<Spin> = const { Cell::new(Spin::NEW) };
+}
 
 /// A future and the promise to complete it.
 pub fn promise() -> (Promise, RpcFuture) {
@@ -109,6 +116,18 @@ impl RpcFuture {
 
     /// Waits until the outcome is there or `limit` has come; tells which. `None` waits for ever.
     pub fn wait_until(&self, limit: Option<Instant>) -> bool {
+        let mut spin = SPIN.get();
+        let there = spin.look(limit, || self.is_done());
+        let start = now();
+        let done = there || self.sleep_until(limit);
+        if done && !there {
+            spin.encourage(start.elapsed());
+        }
+        SPIN.set(spin);
+        done
+    }
+
+    fn sleep_until(&self, limit: Option<Instant>) -> bool {
         let mut state = self.0.state.lock();
         while matches!(*state, State::Pending { .. }) {
             match limit {
@@ -196,7 +215,6 @@ impl fmt::Debug for Promise {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::now;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::Duration;
 

@@ -18,6 +18,7 @@ mod clock;
 pub mod config;
 mod error;
 pub mod future;
+mod spin;
 pub mod transport;
 
 pub use agent::{

@@ -13,7 +13,7 @@ import sys
 import types
 from collections.abc import Callable, Sequence
 from pickle import PicklingError
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,6 +22,19 @@ from ._remote_error import OperatorError
 _find_builtin: Callable[[Any], str | None] = torch.jit._builtins._find_builtin
 _ScriptFunction = torch.jit.ScriptFunction
 _SCRIPT = "__torch__."
+
+
+class _Known(NamedTuple):
+    """A function of a module: it keeps this name as long as the module has it under this attribute."""
+
+    name: str
+    home: dict[str, Any]
+    attribute: str
+
+
+_known: dict[types.FunctionType, _Known] = {}
+_MOST_KNOWN = 4096
+"""Programs that make functions in a loop must not fill the memory."""
 
 
 class TorchTarget:
@@ -55,6 +68,9 @@ def name_of(func: Any, args: Any, kwargs: Any) -> str | None:
     Raises:
         RuntimeError: `func` is an operator or a script function that does not take these arguments.
     """
+    known = _known.get(func) if type(func) is types.FunctionType else None
+    if known is not None and known.home.get(known.attribute) is func:
+        return known.name
     operator = _find_builtin(func)
     if operator is not None:
         overload = torch._C._jit_resolve_packet(operator, *args, **kwargs)
@@ -120,10 +136,16 @@ def _python_name(func: Any) -> str | None:
     if module_name == "__mp_main__" and "__main__" in sys.modules:
         # A child of multiprocessing knows its main module by both names, the others by one.
         module_name = "__main__"
-    found: Any = sys.modules.get(module_name)
+    module: Any = sys.modules.get(module_name)
+    found = module
     for part in qualname.split("."):
         found = getattr(found, part, None)
-    return f"{module_name}:{qualname}" if found is func else None
+    if found is not func:
+        return None
+    name = f"{module_name}:{qualname}"
+    if type(func) is types.FunctionType and vars(module).get(qualname) is func and len(_known) < _MOST_KNOWN:
+        _known[func] = _Known(name, vars(module), qualname)
+    return name
 
 
 @functools.cache

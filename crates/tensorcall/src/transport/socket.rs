@@ -70,8 +70,26 @@ pub(crate) fn start_connect(address: &Address) -> io::Result<OwnedFd> {
 /// How a started connect came out.
 pub(crate) fn connect_result(fd: &OwnedFd) -> io::Result<()> {
     match sockopt::socket_error(fd)? {
-        Ok(()) => Ok(()),
+        Ok(()) => {
+            tune_if_local(fd);
+            Ok(())
+        }
         Err(error) => Err(error.into()),
+    }
+}
+
+/// Within one host there is no network to be fair to. Congestion control that paces (bbr) moves a third
+/// of what plain reno does there: 16 MiB took 6.4 ms over a Unix socket, 7 ms over TCP with bbr and
+/// 2.3 ms with reno (ADR 13). Where reno is not allowed, the system's choice stays.
+fn tune_if_local(fd: &OwnedFd) {
+    let ip = |address: SocketAddrAny| SocketAddr::try_from(address).map(|address| address.ip()).ok();
+    let here = getsockname(fd).ok().and_then(ip);
+    let there = rustix::net::getpeername(fd).ok().flatten().and_then(ip);
+    if here.is_some()
+        && here == there
+        && let Err(error) = sockopt::set_tcp_congestion(fd, "reno")
+    {
+        tracing::debug!(%error, "cannot choose the congestion control of a local connection");
     }
 }
 
@@ -99,6 +117,7 @@ pub(crate) fn accept(socket: &ListenSocket) -> io::Result<Option<(OwnedFd, Strin
         return Ok(Some((fd, format!("local process {}", peer.pid.as_raw_nonzero()))));
     }
     tune(&fd);
+    tune_if_local(&fd);
     let from = rustix::net::getpeername(&fd)?;
     let from = from.map_or_else(|| "an unnamed address".to_owned(), describe);
     Ok(Some((fd, from)))

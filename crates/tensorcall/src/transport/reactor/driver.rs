@@ -17,6 +17,7 @@ use super::reading::Allocator;
 use super::{Command, Credentials, Shared, WAKE, link_token, listener_index, token_link};
 use crate::buffer::BufferPool;
 use crate::clock::now;
+use crate::spin::Spin;
 use crate::transport::connection::Connection;
 use crate::transport::socket::{self, ListenSocket};
 use crate::transport::{Address, Closed, Events, LinkId};
@@ -38,6 +39,9 @@ pub(super) struct Driver {
     /// No connections are accepted until then, because the system could not give us one.
     pub(super) deaf_until: Option<Instant>,
     pub(super) scratch: Vec<u8>,
+    pub(super) spin: Spin,
+    /// Messages read since the last sleep.
+    pub(super) messages: u32,
     pub(super) stop: Option<Instant>,
 }
 
@@ -122,7 +126,17 @@ impl Driver {
         }
     }
 
-    fn sleep(&self, ready: &mut Vec<epoll::Event>) -> io::Result<()> {
+    fn sleep(&mut self, ready: &mut Vec<epoll::Event>) -> io::Result<()> {
+        let epoll = &self.shared.epoll;
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let look = || epoll::wait(epoll, rustix::buffer::spare_capacity(ready), Some(&at_once)) != Ok(0);
+        // Where messages come in bunches, sleeping lets the next bunch gather; one alone may be one of a
+        // conversation in which each side waits for the other.
+        let alone = std::mem::take(&mut self.messages) <= 1;
+        if alone && self.spin.look(None, look) {
+            return Ok(());
+        }
+        let start = now();
         let until = self.shared.alarm.go_to_sleep(self.next_deadline());
         let mut timeout = until.map(|until| until.saturating_duration_since(now()));
         if let Some(brief) = timeout.filter(|timeout| *timeout < COARSE && !timeout.is_zero()) {
@@ -134,6 +148,9 @@ impl Driver {
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         let result = epoll::wait(&self.shared.epoll, rustix::buffer::spare_capacity(ready), timeout.as_ref());
         self.shared.alarm.awake();
+        if result.is_ok_and(|count| count > 0) {
+            self.spin.encourage(now().saturating_duration_since(start));
+        }
         match result {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),

@@ -33,6 +33,7 @@ use super::{Address, Events, Link, LinkId, Transport};
 use crate::buffer::BufferPool;
 use crate::clock::now;
 use crate::error::{Error, Result};
+use crate::spin::Spin;
 
 const WAKE: u64 = 0;
 
@@ -131,6 +132,8 @@ impl Reactor {
             greeting: 0,
             deaf_until: None,
             scratch: vec![0; SCRATCH],
+            spin: Spin::NEW,
+            messages: 0,
             stop: None,
         };
         let thread = std::thread::Builder::new().name("tensorcall-io".to_owned()).spawn(move || driver.run());
@@ -159,8 +162,9 @@ impl Transport for Reactor {
 
     fn connect(&self, link: LinkId, peer: &Identity, mut candidates: Vec<Address>) -> Arc<dyn Link> {
         candidates.retain(|address| self.reaches(peer, address));
-        // The local socket first: it is the fastest and proves that the host is this one.
-        candidates.sort_by_key(|address| !matches!(address, Address::Unix { .. }));
+        // TCP first, also within a host: it moves large tensors twice as fast as a Unix socket (ADR 13). The
+        // latter is for where TCP is not let through.
+        candidates.sort_by_key(|address| matches!(address, Address::Unix { .. }));
         let connection = Connection::new(link, Arc::clone(&self.shared));
         self.shared.command(Command::Connect(Arc::clone(&connection), peer.clone(), candidates.into()));
         connection

@@ -54,7 +54,7 @@ impl Driver {
             if count == 0 {
                 return Err(End::Gone("connection closed by the peer".to_owned()));
             }
-            dispatch(link, inbox, &socket.connection, events)?;
+            self.messages += dispatch(link, inbox, &socket.connection, events)?;
             turn = turn.saturating_sub(count);
             if count < asked {
                 break;
@@ -64,16 +64,18 @@ impl Driver {
     }
 }
 
-/// Hands on what has arrived.
+/// Hands on what has arrived; returns how many messages that was.
 pub(super) fn dispatch(
     link: LinkId,
     inbox: &mut Inbox<Allocator>,
     connection: &Connection,
     events: &dyn Events,
-) -> Result<(), End> {
+) -> Result<u32, End> {
+    let mut messages = 0;
     while let Some(arrival) = inbox.poll() {
         match arrival {
             Arrival::Message(arrived) => {
+                messages += 1;
                 let body = Received {
                     payload: arrived.payload,
                     tensors: arrived.descriptor.tensors,
@@ -85,7 +87,7 @@ pub(super) fn dispatch(
             Arrival::Pong(_) => {}
         }
     }
-    Ok(())
+    Ok(messages)
 }
 
 type ReadResult = Result<(usize, usize), ConnectionError>;
