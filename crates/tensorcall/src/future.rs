@@ -7,6 +7,7 @@ use std::cell::Cell;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
@@ -43,6 +44,8 @@ struct Core {
     done: Condvar,
     /// Which call this is the outcome of, if of one.
     call: OnceLock<MessageId>,
+    /// Whether the outcome may come so soon that looking for it beats sleeping.
+    soon: AtomicBool,
 }
 
 enum State {
@@ -64,7 +67,12 @@ thread_local! {
 /// A future and the promise to complete it.
 pub fn promise() -> (Promise, RpcFuture) {
     let pending = State::Pending { callbacks: Vec::new(), wakers: Vec::new() };
-    let core = Arc::new(Core { state: Mutex::new(pending), done: Condvar::new(), call: OnceLock::new() });
+    let core = Arc::new(Core {
+        state: Mutex::new(pending),
+        done: Condvar::new(),
+        call: OnceLock::new(),
+        soon: AtomicBool::new(false),
+    });
     (Promise(Arc::clone(&core)), RpcFuture(core))
 }
 
@@ -105,8 +113,11 @@ impl RpcFuture {
         self.0.call.get().copied()
     }
 
-    pub(crate) fn is_of(&self, call: MessageId) {
+    /// Says which call this is the outcome of, and whether no other was under way to the same worker:
+    /// then its answer is the next thing that comes.
+    pub(crate) fn is_of(&self, call: MessageId, alone: bool) {
         let _ = self.0.call.set(call);
+        self.0.soon.store(alone, Ordering::Relaxed);
     }
 
     /// Whether the outcome is there.
@@ -116,6 +127,9 @@ impl RpcFuture {
 
     /// Waits until the outcome is there or `limit` has come; tells which. `None` waits for ever.
     pub fn wait_until(&self, limit: Option<Instant>) -> bool {
+        if !self.0.soon.load(Ordering::Relaxed) {
+            return self.sleep_until(limit);
+        }
         let mut spin = SPIN.get();
         let there = spin.look(limit, || self.is_done());
         let start = now();
@@ -215,7 +229,7 @@ impl fmt::Debug for Promise {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::AtomicUsize;
     use std::time::Duration;
 
     #[test]

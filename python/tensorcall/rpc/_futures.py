@@ -49,6 +49,8 @@ class _Stack(threading.local):
 
 _stack = _Stack()
 
+_CFuture: Any = torch._C.Future
+
 
 class _Unseen:
     """Goes with a future that failed; has the error logged if nobody looked at it in time."""
@@ -71,23 +73,27 @@ class Future(torch.futures.Future[T]):
         call: the RPC under way; without it the future is completed by hand.
     """
 
+    _settled = False
+    _value: Any = None
+    _error: BaseException | None = None
+    _watched = False
+    _looked_at = False
+    _unseen: _Unseen | None = None
+
     def __init__(
         self,
         *,
         devices: list[int | str | torch.device] | None = None,
         call: _tensorcall.Call | _call.Unsent | None = None,
     ) -> None:
-        super().__init__(devices=devices)
+        # torch's own methods only wrap these; for small calls the wrapping counts.
+        _CFuture.__init__(self, [torch.device(device) for device in devices] if devices else [])
         self._local = call is None
         self._call = _tensorcall.Call() if call is None else call
         self._lock = threading.Lock()
-        self._settled = False
-        self._value: Any = None
-        self._error: BaseException | None = None
         self._callbacks: list[Callable[[], None]] = []
-        self._watched = False
-        self._looked_at = False
-        self._unseen = _Unseen(call.error) if isinstance(call, _call.Unsent) else None
+        if isinstance(call, _call.Unsent):
+            self._unseen = _Unseen(call.error)
 
     def done(self) -> bool:
         """Whether there is a result or an error."""
@@ -252,7 +258,7 @@ class Future(torch.futures.Future[T]):
         base = cast(Any, super())
         try:
             if self._error is None:
-                base.set_result(self._value)
+                _CFuture.set_result(self, self._value)
             else:
                 # Not the error itself: it may come to refer to this future through frames, and a cycle
                 # through C++ is for ever.

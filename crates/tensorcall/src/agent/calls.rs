@@ -5,15 +5,16 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use tensorcall_proto::ids::Rank;
+use tensorcall_proto::wire::frame::Priority;
 use tensorcall_proto::wire::message::{Call, Encoding, FunctionRef, Message, Phase};
 
-use super::peers::{self, Peer, PeerInfo, Ticket, Way};
+use super::peers::{self, Lane, Peer, PeerInfo, Ticket, Way};
 use super::{Inner, LinkEntry, pool};
 use crate::body::Body;
 use crate::clock::now;
 use crate::error::{Error, Result};
 use crate::future::{RpcFuture, promise};
-use crate::transport::{Events, Outbound, Transport};
+use crate::transport::{Address, Events, Outbound, Transport};
 
 /// A call to be made.
 #[derive(Debug)]
@@ -82,7 +83,7 @@ impl Inner {
         let Ok(id) = state.calls.try_start(deadline, bytes, nested, ticket) else {
             return Err(CallError::Full(Box::new(request)));
         };
-        future.is_of(id);
+        future.is_of(id, state.calls.len() == 1);
         let keep_alive = *state.keep_alive_at.get_or_insert(start + self.config.keepalive);
         let message = Outbound {
             message: Message::Call(Call {
@@ -118,7 +119,8 @@ impl Inner {
         mut state: parking_lot::MutexGuard<'_, peers::PeerState>,
         message: Outbound,
     ) -> bool {
-        match &mut state.way {
+        let lane = self.lane(peer, &message);
+        match &mut state.ways[lane as usize] {
             Way::Link { handle, .. } => {
                 let handle = Arc::clone(handle);
                 drop(state);
@@ -129,17 +131,33 @@ impl Inner {
                 false
             }
             Way::None => {
-                self.open_way(peer, state, vec![message]);
+                self.open_way(peer, state, lane, vec![message]);
                 false
             }
+        }
+    }
+
+    /// Which link a message takes.
+    fn lane(&self, peer: &Peer, message: &Outbound) -> Lane {
+        let PeerInfo { identity, addresses } = &peer.info;
+        let is_large = || message.message.priority(message.body.len()) == Priority::Bulk;
+        let mut local = addresses.iter().filter(|address| matches!(address, Address::Unix { .. }));
+        let mut is_local = || {
+            *identity != self.me
+                && local.any(|address| self.transports().any(|by| by.reaches(identity, address)))
+        };
+        if matches!(message.message, Message::Call(_)) && is_large() && is_local() {
+            Lane::Bulk
+        } else {
+            Lane::Talk
         }
     }
 
     /// Makes sure that there is a way to a peer, or that it turns out that there is none.
     pub(super) fn reach(&self, peer: &Arc<Peer>) {
         let state = peer.state.lock();
-        if state.gone.is_none() && matches!(state.way, Way::None) {
-            self.open_way(peer, state, Vec::new());
+        if state.gone.is_none() && matches!(state.ways[Lane::Talk as usize], Way::None) {
+            self.open_way(peer, state, Lane::Talk, Vec::new());
         }
     }
 
@@ -148,10 +166,11 @@ impl Inner {
         &self,
         peer: &Arc<Peer>,
         mut state: parking_lot::MutexGuard<'_, peers::PeerState>,
+        lane: Lane,
         backlog: Vec<Outbound>,
     ) {
         let link = self.next_link();
-        state.way = Way::Opening { id: link, backlog };
+        state.ways[lane as usize] = Way::Opening { id: link, backlog };
         drop(state);
         self.links.lock().insert(link, LinkEntry::Outgoing(Arc::clone(peer)));
         let PeerInfo { identity, addresses } = &peer.info;
@@ -164,16 +183,18 @@ impl Inner {
             self.closed(link, crate::transport::Closed { was_open: false, reason });
             return;
         };
-        let handle = transport.connect(link, identity, addresses.clone());
+        let mut candidates = addresses.clone();
+        candidates.sort_by_key(|address| matches!(address, Address::Unix { .. }) != (lane == Lane::Talk));
+        let handle = transport.connect(link, identity, candidates);
         loop {
             let mut state = peer.state.lock();
-            let Way::Opening { id, backlog } = &mut state.way else { return };
+            let Way::Opening { id, backlog } = &mut state.ways[lane as usize] else { return };
             if *id != link {
                 return;
             }
             let kept = std::mem::take(backlog);
             if kept.is_empty() {
-                state.way = Way::Link { id: link, handle };
+                state.ways[lane as usize] = Way::Link { id: link, handle };
                 return;
             }
             drop(state);

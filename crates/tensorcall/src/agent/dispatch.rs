@@ -169,7 +169,7 @@ impl Inner {
         let mut state = peer.state.lock();
         let news = state.gone.is_none();
         let gone = state.gone.get_or_insert(Gone::Left).clone();
-        let over = on_our_link || matches!(state.way, Way::None);
+        let over = on_our_link || state.ways.iter().all(|way| matches!(way, Way::None));
         let failed = over.then(|| self.take_all(&mut state));
         drop(state);
         match failed {
@@ -205,10 +205,11 @@ impl Inner {
         let gone = Gone::Lost("the group has lost it".to_owned());
         state.gone = Some(gone.clone());
         let failed = self.take_all(&mut state);
-        let way = std::mem::replace(&mut state.way, Way::None);
+        let links = state.links();
+        state.ways = [Way::None, Way::None];
         drop(state);
-        if let Way::Link { handle, .. } = way {
-            handle.close(now());
+        for link in links {
+            link.close(now());
         }
         self.fail(peer, failed, &gone);
         self.drop_requests_of(peer);
@@ -234,12 +235,12 @@ impl Inner {
     fn tick_peer(&self, peer: &Arc<Peer>, now: Instant) {
         let mut state = peer.state.lock();
         let expired = state.calls.expire(now);
-        let mut check = None;
+        let mut check = Vec::new();
         if state.keep_alive_at.is_some_and(|at| at <= now) {
             let expects = state.calls.unanswered() > 0 || self.group.is_waiting();
             state.keep_alive_at = expects.then(|| now + self.config.keepalive);
-            if let (true, Way::Link { handle, .. }) = (expects, &state.way) {
-                check = Some(Arc::clone(handle));
+            if expects {
+                check = state.links();
             }
         }
         let next = state.calls.next_deadline().into_iter().chain(state.keep_alive_at).min();
@@ -247,7 +248,7 @@ impl Inner {
         if let Some(next) = next {
             self.schedule(next);
         }
-        if let Some(link) = check {
+        for link in check {
             link.keep_alive(now, self.config.silence_limit);
         }
         for call in expired {

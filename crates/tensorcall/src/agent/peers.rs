@@ -114,7 +114,8 @@ pub(crate) struct Peer {
 #[derive(Debug)]
 pub(crate) struct PeerState {
     pub(crate) calls: InFlight<Ticket>,
-    pub(crate) way: Way,
+    /// The outgoing links, by [`Lane`].
+    pub(crate) ways: [Way; 2],
     pub(crate) gone: Option<Gone>,
     /// When the connection is checked next; `None` while nothing is expected from this peer.
     pub(crate) keep_alive_at: Option<Instant>,
@@ -146,6 +147,30 @@ pub(crate) enum Way {
     },
 }
 
+/// What a link is for. Within a host, small messages go over a Unix socket and large ones over TCP: each
+/// is the faster of the two at that (ADR 13). Elsewhere there is one link for both.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lane {
+    Talk,
+    Bulk,
+}
+
+impl Way {
+    fn id(&self) -> Option<LinkId> {
+        match self {
+            Self::None => None,
+            Self::Opening { id, .. } | Self::Link { id, .. } => Some(*id),
+        }
+    }
+
+    pub(crate) fn handle(&self) -> Option<Arc<dyn Link>> {
+        match self {
+            Self::Link { handle, .. } => Some(Arc::clone(handle)),
+            _ => None,
+        }
+    }
+}
+
 /// Why a peer takes no part any more.
 #[derive(Debug, Clone)]
 pub(crate) enum Gone {
@@ -158,7 +183,13 @@ pub(crate) enum Gone {
 impl Peer {
     fn new(info: PeerInfo, window: Window) -> Self {
         let calls = InFlight::new(window);
-        let state = PeerState { calls, way: Way::None, gone: None, keep_alive_at: None, said: Vec::new() };
+        let state = PeerState {
+            calls,
+            ways: [Way::None, Way::None],
+            gone: None,
+            keep_alive_at: None,
+            said: Vec::new(),
+        };
         Self { info, state: Mutex::new(state), room: Condvar::new() }
     }
 
@@ -195,16 +226,15 @@ impl PeerState {
         self.said.push(message.clone());
     }
 
-    /// Forgets the way if it is this link.
+    /// Forgets the way that is this link, if one is.
     pub(crate) fn drop_way(&mut self, link: LinkId) -> bool {
-        let is_it = match &self.way {
-            Way::None => false,
-            Way::Opening { id, .. } | Way::Link { id, .. } => *id == link,
-        };
-        if is_it {
-            self.way = Way::None;
-        }
-        is_it
+        let way = self.ways.iter_mut().find(|way| way.id() == Some(link));
+        way.map(|way| *way = Way::None).is_some()
+    }
+
+    /// The links that are open or about to be.
+    pub(crate) fn links(&self) -> Vec<Arc<dyn Link>> {
+        self.ways.iter().filter_map(Way::handle).collect()
     }
 }
 

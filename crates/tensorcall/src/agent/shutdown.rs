@@ -260,14 +260,13 @@ impl Inner {
     }
 
     fn open_links(&self) -> Vec<Arc<dyn Link>> {
-        let links: Vec<_> = self.links.lock().values().cloned().collect();
-        let link_of = |entry| match entry {
-            LinkEntry::Accepted(_, link) => Some(link),
-            LinkEntry::Outgoing(peer) => match &peer.state.lock().way {
-                super::peers::Way::Link { handle, .. } => Some(Arc::clone(handle)),
-                _ => None,
-            },
+        let accepted = |entry: &LinkEntry| match entry {
+            LinkEntry::Accepted(_, link) => Some(Arc::clone(link)),
+            LinkEntry::Outgoing(_) => None,
         };
-        links.into_iter().filter_map(link_of).collect()
+        let mut links: Vec<_> = self.links.lock().values().filter_map(accepted).collect();
+        let peers = self.peers.get().into_iter().flat_map(Peers::iter);
+        links.extend(peers.flat_map(|peer| peer.state.lock().links()));
+        links
     }
 }

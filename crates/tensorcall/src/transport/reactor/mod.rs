@@ -162,9 +162,6 @@ impl Transport for Reactor {
 
     fn connect(&self, link: LinkId, peer: &Identity, mut candidates: Vec<Address>) -> Arc<dyn Link> {
         candidates.retain(|address| self.reaches(peer, address));
-        // TCP first, also within a host: it moves large tensors twice as fast as a Unix socket (ADR 13). The
-        // latter is for where TCP is not let through.
-        candidates.sort_by_key(|address| matches!(address, Address::Unix { .. }));
         let connection = Connection::new(link, Arc::clone(&self.shared));
         self.shared.command(Command::Connect(Arc::clone(&connection), peer.clone(), candidates.into()));
         connection
