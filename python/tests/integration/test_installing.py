@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 from collections.abc import Callable
@@ -223,9 +222,10 @@ def test_an_unrelated_process_starts_as_fast_with_the_package_installed(tmp_path
     for _ in range(21):
         for python, took in zip(pythons, seconds, strict=True):
             took.append(processor_time([python, "-c", "pass"], environment))
-    without, with_file = (statistics.median(took) for took in seconds)
+    # The fastest of many: whatever else the machine does can only add to it.
+    without, with_file = (min(took) for took in seconds)
 
-    print(f"median {without * 1e3:.2f} ms, {with_file * 1e3:.2f} ms")
+    print(f"at best {without * 1e3:.2f} ms, {with_file * 1e3:.2f} ms")
     assert with_file - without < 0.005
 
 
