@@ -129,7 +129,11 @@ impl Driver {
     fn sleep(&mut self, ready: &mut Vec<epoll::Event>) -> io::Result<()> {
         let epoll = &self.shared.epoll;
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let look = || epoll::wait(epoll, rustix::buffer::spare_capacity(ready), Some(&at_once)) != Ok(0);
+        // An error is left to the wait below, which reports it.
+        let look = || {
+            epoll::wait(epoll, rustix::buffer::spare_capacity(ready), Some(&at_once))
+                .is_ok_and(|count| count > 0)
+        };
         // Where messages come in bunches, sleeping lets the next bunch gather; one alone may be one of a
         // conversation in which each side waits for the other.
         let alone = std::mem::take(&mut self.messages) <= 1;
