@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .. import _tensorcall
 from . import _layouts, _out_of_band
 
 __all__ = ["PythonUDF", "RPCExecMode", "RemoteException", "deserialize", "serialize"]
@@ -53,10 +54,15 @@ class RemoteException(NamedTuple):
 
 
 class _Tables(threading.local):
-    """The tensor tables that this thread is filling and reading; ``None`` outside of pickling."""
+    """The tables that this thread is filling and reading; ``None`` outside of pickling.
+
+    Those of tensors belong to one pickle, those of references to a whole message.
+    """
 
     sending: list[torch.Tensor] | None = None
     receiving: Sequence[torch.Tensor] | None = None
+    sending_rrefs: list[_tensorcall.RRef] | None = None
+    receiving_rrefs: Sequence[_tensorcall.RRef] | None = None
 
 
 _tables = _Tables()
@@ -165,6 +171,51 @@ _BUILT_IN: dict[type, _Reducer] = {
 }
 
 _internal_rpc_pickler = _InternalRPCPickler()
+
+
+def pack(
+    pickler: Any, obj: Any, **options: Any
+) -> tuple[bytes, list[torch.Tensor], list[_tensorcall.RRef]]:
+    """What a message with `obj` consists of: bytes, tensors and references."""
+    outer = _tables.sending_rrefs
+    rrefs: list[_tensorcall.RRef] = []
+    _tables.sending_rrefs = rrefs
+    try:
+        payload, tensors = pickler.serialize(obj, **options)
+    finally:
+        _tables.sending_rrefs = outer
+    return payload, tensors, rrefs
+
+
+def unpack(
+    payload: bytes, tensors: Sequence[torch.Tensor], rrefs: Sequence[_tensorcall.RRef], read: Any = None
+) -> Any:
+    """The object that :func:`pack` was given. `read`, by default :func:`deserialize`, reads the pickle."""
+    outer = _tables.receiving_rrefs
+    _tables.receiving_rrefs = rrefs
+    try:
+        return (read or deserialize)(payload, tensors)
+    finally:
+        _tables.receiving_rrefs = outer
+
+
+def place_of_rref(rref: _tensorcall.RRef) -> int | None:
+    """A reference's index in the table of the message that is being made; ``None`` if there is none."""
+    table = _tables.sending_rrefs
+    if table is None or _tables.sending is None:
+        return None
+    if rref in table:
+        return table.index(rref)
+    table.append(rref)
+    return len(table) - 1
+
+
+def rref_at(index: int) -> _tensorcall.RRef:
+    """The reference of that index in the message that is being read."""
+    table = _tables.receiving_rrefs
+    if table is None:
+        raise pickle.UnpicklingError("an RRef of an RPC message can only be unpickled by the RPC pickler")
+    return table[index]
 
 
 def serialize(obj: Any) -> tuple[bytes, list[torch.Tensor]]:
