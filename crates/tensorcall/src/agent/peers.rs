@@ -6,13 +6,14 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use serde::{Deserialize, Serialize};
-use tensorcall_proto::ids::{Identity, Incarnation, MessageId, Rank, WorkerName};
+use tensorcall_proto::ids::{Identity, Incarnation, Life, Rank, WorkerName};
 use tensorcall_proto::in_flight::{InFlight, Window};
 use tensorcall_proto::termination::TerminationMessage;
 use tensorcall_proto::wire::message::Phase;
 
 use crate::error::{Error, Result};
 use crate::future::Promise;
+use crate::rref::RRef;
 use crate::transport::{Address, Link, LinkId, Outbound};
 
 /// A worker and where to reach it, as its agent's [`contact`](crate::Agent::contact) tells.
@@ -130,6 +131,8 @@ pub(crate) struct Ticket {
     pub(crate) promise: Promise,
     pub(crate) function: Arc<str>,
     pub(crate) timeout: Duration,
+    /// The reference that the call makes, or asks the value of: it is needed at least until then.
+    pub(crate) rref: Option<RRef>,
 }
 
 /// The outgoing link to a peer.
@@ -201,20 +204,17 @@ impl Peer {
         self.info.identity.rank
     }
 
+    pub(crate) fn life(&self) -> Life {
+        let Identity { rank, incarnation, .. } = self.info.identity;
+        Life { rank, incarnation }
+    }
+
     /// The error of a call to this peer that has come as far as `phase`.
     pub(crate) fn error(&self, gone: &Gone, function: &str, phase: Phase) -> Error {
         match gone {
             Gone::Left => Error::peer_left(self.name(), self.rank()),
             Gone::Lost(why) => Error::peer_lost(self.name(), self.rank(), why, function, phase),
         }
-    }
-
-    /// Completes calls that ended because the peer is gone. Call without holding `state`.
-    pub(crate) fn fail(&self, calls: Vec<(MessageId, Ticket, Phase)>, gone: &Gone) {
-        for (_, ticket, phase) in calls {
-            ticket.promise.complete(Err(self.error(gone, &ticket.function, phase)));
-        }
-        self.room.notify_all();
     }
 }
 
