@@ -66,6 +66,7 @@ impl Body {
             payload_len: self.payload.len() as u64,
             buffers: self.buffers.iter().map(|region| BufferDesc::body(region.len() as u64)).collect(),
             tensors: self.tensors.clone(),
+            rrefs: Vec::new(),
         }
     }
 

@@ -91,6 +91,9 @@ impl Inner {
             Message::Progress { id, phase } => peer.state.lock().calls.set_phase(id, phase),
             Message::Termination(message) => self.group_message(&peer.info.identity, message),
             Message::Goodbye { .. } => self.peer_left(peer, true),
+            Message::RRef(message) => {
+                tracing::warn!(peer = %peer.info.identity, ?message, "ignored: no references here");
+            }
             Message::Call(_) | Message::Cancel { .. } => {
                 tracing::warn!(peer = %peer.info.identity, "request on a link of ours ignored");
             }
@@ -111,6 +114,9 @@ impl Inner {
                 if let Some(peer) = self.peer_in_life(&peer) {
                     self.peer_left(&peer, false);
                 }
+            }
+            Message::RRef(message) => {
+                tracing::warn!(%peer, ?message, "ignored: no references here");
             }
             Message::Reply(_) | Message::Progress { .. } => {
                 tracing::warn!(%peer, "answer on a link of a peer ignored");

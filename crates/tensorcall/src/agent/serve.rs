@@ -119,6 +119,9 @@ impl Inner {
                 let text = "function slots are reserved in this version of the wire format".to_owned();
                 return refuse(&*link, key, FailureKind::Protocol, text);
             }
+            FunctionRef::Fetch(rref) => {
+                return refuse(&*link, key, FailureKind::Usage, format!("{rref} is not here"));
+            }
         };
         if let Err(duplicate) = self.serving.lock().admit(key, deadline, ()) {
             tracing::warn!(peer = %caller, %duplicate, "request ignored");

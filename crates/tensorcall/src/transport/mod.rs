@@ -57,6 +57,7 @@ impl Outbound {
             payload_len: payload.len() as u64,
             buffers: buffers.iter().map(|region| BufferDesc::body(region.len() as u64)).collect(),
             tensors,
+            rrefs: Vec::new(),
         };
         (descriptor, payload, buffers)
     }
