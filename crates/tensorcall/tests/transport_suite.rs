@@ -41,6 +41,7 @@ fn with_buffers(function: &str, payload: Vec<u8>, buffers: &[Vec<u8>]) -> Reques
         payload,
         tensors: tensors.collect(),
         buffers: buffers.iter().map(|buffer| Region::from_vec(buffer.clone())).collect(),
+        ..Body::default()
     };
     Request { body, ..request(function, b"", Some(SOON)) }
 }

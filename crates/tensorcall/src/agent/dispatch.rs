@@ -135,7 +135,14 @@ impl Inner {
 
     fn received_reply(&self, peer: &Arc<Peer>, reply: Reply, body: Received) {
         self.complete(|| {
-            let Some(ticket) = peer.state.lock().calls.finish(reply.id) else {
+            let mut state = peer.state.lock();
+            let finished = state.calls.finish(reply.id);
+            let given_up = state.given_up.remove(&reply.id);
+            drop(state);
+            if let Some(fork) = given_up {
+                self.late_creation(fork, peer.life());
+            }
+            let Some(ticket) = finished else {
                 tracing::debug!(peer = %peer.info.identity, id = %reply.id, "late reply dropped");
                 return None;
             };
@@ -203,6 +210,7 @@ impl Inner {
     /// Takes all calls to a peer, in sight of the waves until [`fail`](Self::fail) has completed them.
     fn take_all(&self, state: &mut PeerState) -> Vec<(MessageId, Ticket, Phase)> {
         self.completing.fetch_add(1, Ordering::SeqCst);
+        state.given_up.clear();
         state.calls.fail_all()
     }
 
@@ -259,6 +267,9 @@ impl Inner {
     fn tick_peer(&self, peer: &Arc<Peer>, now: Instant) {
         let mut state = peer.state.lock();
         let expired = state.calls.expire(now);
+        for call in &expired {
+            state.gives_up(call.id, &call.token);
+        }
         let mut check = Vec::new();
         if state.keep_alive_at.is_some_and(|at| at <= now) {
             let expects = state.calls.unanswered() > 0 || self.group.is_waiting();

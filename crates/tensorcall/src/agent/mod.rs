@@ -322,7 +322,10 @@ impl Agent {
     /// Tells whether the call was still under way.
     pub fn cancel(&self, to: Rank, call: MessageId) -> bool {
         let Ok(peer) = self.inner.peer(to) else { return false };
-        let Some(ticket) = peer.state.lock().calls.abandon(call) else { return false };
+        let mut state = peer.state.lock();
+        let Some(ticket) = state.calls.abandon(call) else { return false };
+        state.gives_up(call, &ticket);
+        drop(state);
         let text = format!("the call of {} on worker '{}' was cancelled", ticket.function, peer.name());
         self.inner.complete(|| Some((ticket, Err(Error::new(ErrorKind::Cancelled, text)))));
         self.inner.post(peer, Outbound::plain(Message::Cancel { id: call }));

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use serde::{Deserialize, Serialize};
-use tensorcall_proto::ids::{Identity, Incarnation, Life, Rank, WorkerName};
+use tensorcall_proto::ids::{ForkId, Identity, Incarnation, Life, MessageId, Rank, WorkerName};
 use tensorcall_proto::in_flight::{InFlight, Window};
 use tensorcall_proto::termination::TerminationMessage;
 use tensorcall_proto::wire::message::Phase;
@@ -115,6 +115,8 @@ pub(crate) struct Peer {
 #[derive(Debug)]
 pub(crate) struct PeerState {
     pub(crate) calls: InFlight<Ticket>,
+    /// Creating calls that ended before their answer came, which will tell that the owner knows the fork.
+    pub(crate) given_up: HashMap<MessageId, ForkId>,
     /// The outgoing links, by [`Lane`].
     pub(crate) ways: [Way; 2],
     pub(crate) gone: Option<Gone>,
@@ -188,6 +190,7 @@ impl Peer {
         let calls = InFlight::new(window);
         let state = PeerState {
             calls,
+            given_up: HashMap::new(),
             ways: [Way::None, Way::None],
             gone: None,
             keep_alive_at: None,
@@ -224,6 +227,13 @@ impl PeerState {
         let kind = std::mem::discriminant(message);
         self.said.retain(|said| std::mem::discriminant(said) != kind);
         self.said.push(message.clone());
+    }
+
+    /// A call is over for its caller, but its answer may still come.
+    pub(crate) fn gives_up(&mut self, call: MessageId, ticket: &Ticket) {
+        if let Some(rref) = ticket.rref.as_ref().filter(|rref| !rref.is_owner()) {
+            self.given_up.insert(call, rref.fork_id());
+        }
     }
 
     /// Forgets the way that is this link, if one is.

@@ -74,6 +74,11 @@ impl Inner {
         });
     }
 
+    /// The answer of a creating call came after the call was given up: its owner counts the fork.
+    pub(in crate::agent) fn late_creation(&self, fork: ForkId, owner: Life) {
+        self.with_rrefs(|state| state.user.creation_done(fork, owner));
+    }
+
     /// A worker asks to keep the result of a call. Tells whether the call is to run.
     pub(in crate::agent) fn create(&self, new: NewRRef, caller: &Identity, function: Option<&str>) -> bool {
         let holder = caller.life();
