@@ -28,6 +28,6 @@ pub use agent::{
 };
 pub use config::AgentConfig;
 pub use error::{Error, ErrorKind, Result};
-pub use rref::{Kept, Packed, RRef, RRefState};
 pub use future::{Promise, Response, RpcFuture, promise};
+pub use rref::{Kept, Packed, RRef, RRefState};
 pub use tensorcall_proto as proto;

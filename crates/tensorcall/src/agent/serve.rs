@@ -115,6 +115,11 @@ impl Responder {
         self.send(&agent, Outcome::Returned { encoding: Encoding::Value }, Body::default());
     }
 
+    /// Whether the result is to stay here, see [`InboundCall::creates`].
+    pub fn creates(&self) -> bool {
+        self.creates.is_some()
+    }
+
     /// Whether nobody wants the answer any more: the caller cancelled the call or is gone. A function
     /// that takes long may look now and then.
     pub fn is_cancelled(&self) -> bool {

@@ -213,10 +213,7 @@ impl Link for MemoryLink {
 }
 
 /// The message as the other side gets it: written, read and checked as on every transport.
-fn transfer(
-    message: Outbound,
-    limits: &Limits,
-) -> Result<Inbound, Box<dyn std::error::Error>> {
+fn transfer(message: Outbound, limits: &Limits) -> Result<Inbound, Box<dyn std::error::Error>> {
     let (descriptor, payload, buffers) = message.describe();
     let descriptor = Descriptor::decode(&descriptor.encode(), limits)?;
     let Descriptor { message, tensors, rrefs, .. } = descriptor;

@@ -28,8 +28,8 @@ use tensorcall_proto::serving::RequestKey;
 use tensorcall_proto::wire::message::Message;
 
 pub use self::ending::{Leak, RRefCounts};
-use super::serve::{CallerLink, Pending};
 use super::peers::Way;
+use super::serve::{CallerLink, Pending};
 use super::{Inner, LinkEntry};
 use crate::clock::now;
 use crate::error::{Error, ErrorKind};
@@ -152,11 +152,7 @@ impl Inner {
 
     /// As [`with_rrefs`](Self::with_rrefs); what is for the worker whose message came over a link goes back
     /// that way.
-    fn with_rrefs_via<R>(
-        &self,
-        via: Option<(Life, &CallerLink)>,
-        tell: impl FnOnce(&mut State) -> R,
-    ) -> R {
+    fn with_rrefs_via<R>(&self, via: Option<(Life, &CallerLink)>, tell: impl FnOnce(&mut State) -> R) -> R {
         // In sight of the waves until all that follows from it is (TERM-1).
         self.completing.fetch_add(1, Ordering::SeqCst);
         let mut state = self.rrefs.state.lock();
