@@ -115,7 +115,7 @@ fn frames() -> Vec<(&'static str, Vec<u8>)> {
 
 fn call(function: FunctionRef, encoding: Encoding) -> Message {
     let (id, timeout_us) = (MessageId::new(300), Some(60_000_000));
-    Message::Call(Call { id, function, encoding, timeout_us, nested: true, autograd: None })
+    Message::Call(Call { id, function, encoding, timeout_us, nested: true, autograd: None, creates: None })
 }
 
 fn descriptors() -> Vec<(&'static str, Descriptor)> {

@@ -60,6 +60,7 @@ fn small_call() -> (FrameHeader, Descriptor, Vec<u8>) {
         timeout_us: Some(60_000_000),
         nested: false,
         autograd: None,
+        creates: None,
     });
     let descriptor = Descriptor::with_payload(message, payload.len() as u64);
     let header = FrameHeader {
@@ -132,6 +133,7 @@ fn call_with_two_tensors_in_one_buffer() {
             timeout_us: None,
             nested: true,
             autograd: None,
+            creates: None,
         }),
         payload_len: 150,
         buffers: vec![BufferDesc::body(64)],

@@ -24,7 +24,15 @@ fn allocated<T>(work: impl FnOnce() -> T) -> (T, usize) {
 
 fn call(function: FunctionRef) -> Message {
     let (id, encoding) = (MessageId::new(1), Encoding::Pickle);
-    Message::Call(Call { id, function, encoding, timeout_us: None, nested: false, autograd: None })
+    Message::Call(Call {
+        id,
+        function,
+        encoding,
+        timeout_us: None,
+        nested: false,
+        autograd: None,
+        creates: None,
+    })
 }
 
 /// A descriptor with one tensor and one buffer.

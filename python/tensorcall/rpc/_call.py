@@ -56,7 +56,7 @@ class Unsent:
         done.complete()
         done.on_done(callback)
 
-    def result(self) -> tuple[int, Any, list[torch.Tensor]]:
+    def result(self) -> tuple[int, Any, list[torch.Tensor], list[_tensorcall.RRef]]:
         """Raise why there was no call."""
         raise self.error
 
@@ -110,7 +110,7 @@ def start(
     _target.check_devices(tensors, "Request", agent._name_of(rank))
     label = name or str(getattr(func, "__qualname__", None) or type(func).__qualname__)
     try:
-        return agent._native.call_pickled(rank, label, payload, tensors, timeout)
+        return agent._native.call_pickled(rank, label, payload, tensors, [], timeout)
     except NotImplementedError:
         # A tensor without memory: a mistake in making the call.
         raise
@@ -127,7 +127,9 @@ def take(call: Call | Unsent) -> Any:
     return decode(*call.result())
 
 
-def decode(encoding: int, payload: Any, tensors: list[torch.Tensor]) -> Any:
+def decode(
+    encoding: int, payload: Any, tensors: list[torch.Tensor], rrefs: list[_tensorcall.RRef]
+) -> Any:
     """The value of an answer; raises the exception that it brings."""
     if encoding == 0:
         return payload

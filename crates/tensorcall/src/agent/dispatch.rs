@@ -8,12 +8,13 @@ use tensorcall_proto::ids::{Identity, MessageId, Rank};
 use tensorcall_proto::wire::message::{FailureKind, Message, Outcome, Phase, Reply};
 
 use super::peers::{Gone, Peer, PeerState, Peers, Ticket, Way};
+use super::serve::CallerLink;
 use super::{Inner, LinkEntry};
 use crate::body::Received;
 use crate::clock::now;
 use crate::error::Error;
 use crate::future::Response;
-use crate::transport::{Closed, Events, Link, LinkId};
+use crate::transport::{Closed, Events, Inbound, Link, LinkId};
 
 impl Events for Inner {
     fn next_link(&self) -> LinkId {
@@ -26,19 +27,28 @@ impl Events for Inner {
             tracing::warn!(%peer, "connection refused: not a worker of this group, or of an earlier life");
             return handle.close(now());
         }
+        let life = peer.life();
         self.links.lock().insert(link, LinkEntry::Accepted(peer, handle));
+        // Perhaps in the place of one that broke.
+        self.rref_link_broken(life);
     }
 
     fn opened(&self, link: LinkId) {
         tracing::debug!(link = link.0, "link open");
     }
 
-    fn received(&self, link: LinkId, message: Message, body: Received) {
-        let entry = self.links.lock().get(&link).cloned();
+    fn received(&self, link: LinkId, message: Inbound) {
+        let Some(entry) = self.links.lock().get(&link).cloned() else { return };
+        let Inbound { message, mut body, rrefs } = message;
+        if !rrefs.is_empty() {
+            // Whatever becomes of the message, these are references of this worker from now on.
+            body.rrefs = self.receive_rrefs(entry.life(), rrefs);
+        }
         match entry {
-            Some(LinkEntry::Outgoing(peer)) => self.received_answer(&peer, message, body),
-            Some(LinkEntry::Accepted(peer, handle)) => self.received_request(peer, handle, message, body),
-            None => {}
+            LinkEntry::Outgoing(peer) => self.received_answer(&peer, message, body),
+            LinkEntry::Accepted(peer, handle) => {
+                self.received_request(peer, CallerLink { id: link, handle }, message, body);
+            }
         }
     }
 
@@ -54,6 +64,8 @@ impl Events for Inner {
         match entry {
             Some(LinkEntry::Outgoing(peer)) => self.way_closed(&peer, link, why),
             Some(LinkEntry::Accepted(identity, _)) => {
+                self.drop_fetches_on(link);
+                self.rref_link_broken(identity.life());
                 // The process may be dead, or only this connection: finding a way to it tells.
                 if let Some(peer) = self.peer_in_life(&identity)
                     && !self.is_closed()
@@ -74,6 +86,7 @@ impl Events for Inner {
         }
         self.tick_faults(now);
         self.tick_requests(now);
+        self.tick_rrefs(now);
         self.tick_group(now);
     }
 }
@@ -91,6 +104,7 @@ impl Inner {
             Message::Reply(reply) => self.received_reply(peer, reply, body),
             Message::Progress { id, phase } => peer.state.lock().calls.set_phase(id, phase),
             Message::Termination(message) => self.group_message(&peer.info.identity, message),
+            Message::RRef(message) => self.rref_message(peer.life(), message, None),
             Message::Goodbye { .. } => self.peer_left(peer, true),
             Message::Call(_) | Message::Cancel { .. } => {
                 tracing::warn!(peer = %peer.info.identity, "request on a link of ours ignored");
@@ -99,15 +113,16 @@ impl Inner {
     }
 
     /// A message on a link that a peer calls on.
-    fn received_request(&self, peer: Identity, link: Arc<dyn Link>, message: Message, body: Received) {
+    fn received_request(&self, peer: Identity, link: CallerLink, message: Message, body: Received) {
         match message {
             Message::Call(call) => {
                 if let Some(agent) = self.this.upgrade() {
                     agent.admit(peer, link, call, body);
                 }
             }
-            Message::Cancel { id } => self.cancel_request(&peer, &*link, id),
+            Message::Cancel { id } => self.cancel_request(&peer, &*link.handle, id),
             Message::Termination(message) => self.group_message(&peer, message),
+            Message::RRef(message) => self.rref_message(peer.life(), message, Some(&link)),
             Message::Goodbye { .. } => {
                 if let Some(peer) = self.peer_in_life(&peer) {
                     self.peer_left(&peer, false);
@@ -121,7 +136,14 @@ impl Inner {
 
     fn received_reply(&self, peer: &Arc<Peer>, reply: Reply, body: Received) {
         self.complete(|| {
-            let Some(ticket) = peer.state.lock().calls.finish(reply.id) else {
+            let mut state = peer.state.lock();
+            let finished = state.calls.finish(reply.id);
+            let given_up = state.given_up.remove(&reply.id);
+            drop(state);
+            if let Some(fork) = given_up {
+                self.late_creation(fork, peer.life());
+            }
+            let Some(ticket) = finished else {
                 tracing::debug!(peer = %peer.info.identity, id = %reply.id, "late reply dropped");
                 return None;
             };
@@ -159,6 +181,7 @@ impl Inner {
             tracing::info!(peer = %peer.info.identity, ?gone, "peer lost");
             self.peer_gone(peer.rank(), false);
         } else if !known && !self.is_closed() {
+            self.rref_link_broken(peer.life());
             self.reach_again(peer);
         }
         self.became_idle();
@@ -188,11 +211,16 @@ impl Inner {
     /// Takes all calls to a peer, in sight of the waves until [`fail`](Self::fail) has completed them.
     fn take_all(&self, state: &mut PeerState) -> Vec<(MessageId, Ticket, Phase)> {
         self.completing.fetch_add(1, Ordering::SeqCst);
+        state.given_up.clear();
         state.calls.fail_all()
     }
 
     fn fail(&self, peer: &Peer, calls: Vec<(MessageId, Ticket, Phase)>, gone: &Gone) {
-        peer.fail(calls, gone);
+        for (_, ticket, phase) in calls {
+            let error = peer.error(gone, &ticket.function, phase);
+            self.settle(ticket, Err(error));
+        }
+        peer.room.notify_all();
         self.completing.fetch_sub(1, Ordering::SeqCst);
     }
 
@@ -214,12 +242,14 @@ impl Inner {
         }
         self.fail(peer, failed, &gone);
         self.drop_requests_of(peer);
+        self.rref_lost(peer.life());
     }
 
     /// What a peer asked for is no longer wanted, and waves do without it.
     fn peer_gone(&self, rank: Rank, left: bool) {
         if let Ok(peer) = self.peer(rank) {
             self.drop_requests_of(peer);
+            self.rref_lost(peer.life());
         }
         self.group_gone(rank, left);
     }
@@ -229,6 +259,8 @@ impl Inner {
         let dropped = self.serving.lock().peer_lost(rank, incarnation);
         if !dropped.is_empty() {
             tracing::info!(peer = %peer.info.identity, count = dropped.len(), "requests dropped");
+            let keys: Vec<_> = dropped.into_iter().map(|(key, ())| key).collect();
+            self.forget_held(&keys);
         }
     }
 
@@ -236,6 +268,9 @@ impl Inner {
     fn tick_peer(&self, peer: &Arc<Peer>, now: Instant) {
         let mut state = peer.state.lock();
         let expired = state.calls.expire(now);
+        for call in &expired {
+            state.gives_up(call.id, &call.token);
+        }
         let mut check = Vec::new();
         if state.keep_alive_at.is_some_and(|at| at <= now) {
             let expects = state.calls.unanswered() > 0 || self.group.is_waiting();

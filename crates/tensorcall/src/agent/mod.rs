@@ -7,16 +7,18 @@
 //! - `faults.rs`: what tests let happen to messages on their way out
 //! - `pool.rs`: threads that run functions
 //! - `serve.rs`: a request on its way through the pool and back
+//! - `rrefs/`: references: who owns, holds and shares what, and requests that wait for them
 //! - `shutdown.rs`: agreeing that the group is quiet, and closing
 //!
 //! Locks are held for moments and never while calling out (LOCK-1). The order, where two are held, is
-//! a peer's state before the table of links.
+//! a peer's state before the table of links or that of references.
 
 mod calls;
 mod dispatch;
 mod faults;
 mod peers;
 mod pool;
+mod rrefs;
 mod serve;
 mod shutdown;
 
@@ -26,7 +28,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use tensorcall_proto::ids::{Identity, Incarnation, MessageId, Rank, WorkerName};
+use tensorcall_proto::ids::{Identity, Incarnation, Life, MessageId, Rank, WorkerName};
 use tensorcall_proto::in_flight::Window;
 use tensorcall_proto::serving::Serving;
 use tensorcall_proto::wire::message::{Message, Phase};
@@ -38,6 +40,9 @@ pub use self::peers::PeerInfo;
 use self::peers::{Peer, Peers};
 pub use self::pool::ThreadHook;
 use self::pool::{Pool, PoolConfig};
+use self::rrefs::RRefs;
+pub(crate) use self::rrefs::Release;
+pub use self::rrefs::{Leak, RRefCounts};
 pub use self::serve::{Handler, InboundCall, Responder};
 use self::shutdown::Group;
 use crate::buffer::BufferPool;
@@ -92,6 +97,8 @@ pub struct Metrics {
 pub(crate) struct Inner {
     /// This very object, for requests that outlive a borrow.
     this: Weak<Self>,
+    /// What the handles of this agent have in common.
+    end: OnceLock<Weak<EndOnDrop>>,
     me: Identity,
     config: AgentConfig,
     handler: Arc<dyn Handler>,
@@ -102,6 +109,7 @@ pub(crate) struct Inner {
     serving: Mutex<Serving<()>>,
     /// When slow requests are looked for next; `None` while there are no requests.
     look_at: Mutex<Option<Instant>>,
+    rrefs: RRefs,
     group: Group,
     transports: OnceLock<Transports>,
     /// When [`Events::tick`] has something to do.
@@ -126,6 +134,16 @@ enum LinkEntry {
     Outgoing(Arc<Peer>),
     /// The peer calls on it.
     Accepted(Identity, Arc<dyn Link>),
+}
+
+impl LinkEntry {
+    /// Who is at the other end.
+    fn life(&self) -> Life {
+        match self {
+            Self::Outgoing(peer) => peer.life(),
+            Self::Accepted(peer, _) => peer.life(),
+        }
+    }
 }
 
 impl Agent {
@@ -173,6 +191,7 @@ impl Agent {
         let fault_line = config.faults.clone().map(FaultLine::new);
         let inner = Arc::new_cyclic(|this| Inner {
             this: this.clone(),
+            end: OnceLock::new(),
             me: me.clone(),
             config,
             handler,
@@ -182,6 +201,7 @@ impl Agent {
             next_link: AtomicU64::new(1),
             serving: Mutex::new(Serving::new()),
             look_at: Mutex::default(),
+            rrefs: RRefs::new(me.life()),
             group: Group::default(),
             transports: OnceLock::new(),
             alarm: Arc::clone(&alarm),
@@ -196,7 +216,9 @@ impl Agent {
         if inner.transports.set(Transports { memory, reactor }).is_err() {
             return Err(Error::usage("an agent is started once"));
         }
-        Ok(Self { _end: Arc::new(EndOnDrop(weak)), inner })
+        let end = Arc::new(EndOnDrop(weak));
+        let _ = inner.end.set(Arc::downgrade(&end));
+        Ok(Self { _end: end, inner })
     }
 
     /// Who this worker is.
@@ -228,6 +250,7 @@ impl Agent {
         if inner.peers.set(peers).is_err() {
             return Err(Error::usage("the group of an agent is set once"));
         }
+        inner.start_rrefs();
         inner.start_group();
         inner.pool.open();
         Ok(())
@@ -307,7 +330,10 @@ impl Agent {
     /// Tells whether the call was still under way.
     pub fn cancel(&self, to: Rank, call: MessageId) -> bool {
         let Ok(peer) = self.inner.peer(to) else { return false };
-        let Some(ticket) = peer.state.lock().calls.abandon(call) else { return false };
+        let mut state = peer.state.lock();
+        let Some(ticket) = state.calls.abandon(call) else { return false };
+        state.gives_up(call, &ticket);
+        drop(state);
         let text = format!("the call of {} on worker '{}' was cancelled", ticket.function, peer.name());
         self.inner.complete(|| Some((ticket, Err(Error::new(ErrorKind::Cancelled, text)))));
         self.inner.post(peer, Outbound::plain(Message::Cancel { id: call }));
@@ -385,6 +411,12 @@ pub fn lend<R>(target: Option<&WorkerName>, wait: impl FnOnce() -> R) -> R {
 }
 
 impl Inner {
+    /// A handle, if there is one still.
+    pub(crate) fn agent(self: &Arc<Self>) -> Option<Agent> {
+        let end = self.end.get()?.upgrade()?;
+        Some(Agent { _end: end, inner: Arc::clone(self) })
+    }
+
     fn transports(&self) -> impl Iterator<Item = &dyn Transport> {
         let both = self.transports.get();
         both.into_iter().flat_map(|both| [&both.memory as &dyn Transport, &both.reactor])
