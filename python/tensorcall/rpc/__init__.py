@@ -13,7 +13,6 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-import torch.distributed
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import _create_store_from_options, rendezvous
 
@@ -24,7 +23,9 @@ from . import constants as constants
 from . import functions as functions
 from . import internal as internal
 from . import options as options
+from . import rref_proxy as rref_proxy
 from ._agent import RpcAgent, TensorPipeAgent
+from ._autograd import autograd as _autograd
 from ._rref import PyRRef
 from ._waiting import interruptible
 from ._worker import WorkerInfo
@@ -194,14 +195,6 @@ def _meet(chosen: RpcBackendOptions, rank: int, world_size: int | None) -> tuple
     return store, rank, world_size
 
 
-def _autograd() -> Any:
-    """The module that prepares distributed autograd: ours, under the name that programs patch."""
-    import tensorcall.autograd as ours
-
-    theirs = getattr(torch.distributed, "autograd", None)
-    return theirs if getattr(theirs, "__name__", None) == ours.__name__ else ours
-
-
 def _init_rpc_backend(
     backend: Any = None,
     store: Any = None,
@@ -251,11 +244,11 @@ def _get_debug_info() -> dict[str, str]:
 
 
 def _enable_jit_rref_pickle() -> None:
-    """Nothing: there are no RRefs yet that a script could pickle."""
+    """Nothing: RRefs of ours cannot be passed to scripts, which so have none to pickle."""
 
 
 def _disable_jit_rref_pickle() -> None:
-    """Nothing: there are no RRefs yet that a script could pickle."""
+    """Nothing, as `_enable_jit_rref_pickle`."""
 
 
 def __getattr__(name: str) -> Any:

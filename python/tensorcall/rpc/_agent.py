@@ -171,6 +171,10 @@ class TensorPipeAgent(RpcAgent):
     def _name_of(self, rank: int) -> str:
         return self._infos[rank].name
 
+    def _info_of(self, rank: int) -> WorkerInfo:
+        """The worker of that rank, which may be gone."""
+        return self._infos[rank]
+
     def _get_backend_options(self) -> TensorPipeRpcBackendOptions:
         return self._options
 

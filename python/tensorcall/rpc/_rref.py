@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 import torch
 
 from . import _agent, _call, internal
+from ._autograd import autograd
 from ._futures import Future
 from ._worker import WorkerInfo
 from .constants import UNSET_RPC_TIMEOUT
@@ -27,7 +28,8 @@ T = TypeVar("T")
 
 _NOT_BY_PICKLE = "Can not pickle rref in python pickler, rref can only be pickled when using RPC"
 _CREATION = (
-    "RRef creation via rpc.remote() timed out, and it is possible that the RRef on the owner node does not exist."
+    "RRef creation via rpc.remote() timed out, and it is possible that the RRef on the owner node does not "
+    "exist."
 )
 
 _lock = threading.Lock()
@@ -51,7 +53,8 @@ class PyRRef:
     _native: _tensorcall.RRef
     _agent: Any
     _owner: WorkerInfo
-    _call: _tensorcall.Call | None = None
+    _call: _tensorcall.Call | _call.Unsent | None = None
+    _label = "a value"
     _creation: Future[None] | None = None
     _type: Future[type] | None = None
     _profiling: torch.futures.Future[Any] | None = None
@@ -61,12 +64,10 @@ class PyRRef:
         _check_hint(value, type_hint)
         self._take(agent, agent._native.make_rref(value, _site()))
 
-    def _take(self, agent: Any, native: _tensorcall.RRef, call: _tensorcall.Call | None = None) -> None:
+    def _take(self, agent: Any, native: _tensorcall.RRef) -> None:
         self._agent = agent
         self._native = native
         self._owner = agent._info_of(native.owner())
-        if call is not None:
-            self._call = call
 
     def is_owner(self) -> bool:
         """Whether the value is on this worker."""
@@ -98,7 +99,9 @@ class PyRRef:
         self._look()
         if self._native.is_owner():
             return self._local(timeout)
-        call = self._native.fetch(_call.limit_of(self._agent, timeout))
+        if isinstance(self._call, _call.Unsent):
+            self._check_usable()
+        call = self._native.fetch(_call.limit_of(self._agent, timeout), f"to_here of {self._label}")
         try:
             call.wait(None)
         except BaseException:
@@ -114,9 +117,11 @@ class PyRRef:
             Exception: what the function raised that should have made the value.
         """
         if not self._native.is_owner():
+            rref, fork = _id(self._native.rref_id()), _id(self._native.fork_id())
+            me = self._agent.get_worker_info()
             raise RuntimeError(
-                f"For UserRRef(rref_id={_id(self._native.rref_id())}, fork_id={_id(self._native.fork_id())}), can't "
-                f"call localValue() on user {self._agent.get_worker_info()}. Call it on owner {self._owner}"
+                f"For UserRRef(rref_id={rref}, fork_id={fork}), can't call localValue() on user {me}. Call it on "
+                f"owner {self._owner}"
             )
         self._look()
         return self._local(UNSET_RPC_TIMEOUT)
@@ -170,7 +175,7 @@ class PyRRef:
                 return type(self._local(timeout))
             if self._native.has_value():
                 known: Future[type] = Future()
-                known._complete_by(lambda: type(self._local(timeout)))
+                known.set_result(type(self._local(timeout)))
                 return known
         future = self._ask_for_type(timeout)
         return future.wait() if blocking else future
@@ -264,6 +269,8 @@ class PyRRef:
 
     def _check_usable(self) -> None:
         """Raise if the reference can no longer be passed on."""
+        if isinstance(self._call, _call.Unsent):
+            raise RuntimeError(f"RRef creation via rpc.remote() failed: {self._call.error}")
         state = self._native.state()
         if state == "deleted":
             raise RuntimeError(f"{self} has been deleted. Cannot call fork an UserRRef after deletion.")
@@ -275,16 +282,21 @@ class RRef(PyRRef, Generic[T]):
     """A reference to a value of type ``T`` on some worker; see :class:`PyRRef`."""
 
 
-def made(agent: Any, native: _tensorcall.RRef, call: _tensorcall.Call | None = None) -> RRef[Any]:
-    """An `RRef` for a handle of the extension, and for the call that creates its value if there is one."""
+def remote(agent: Any, to: Any, func: Any, args: Any, kwargs: Any, timeout: float, pickler: Any) -> RRef[Any]:
+    """Make a call whose result stays with the callee, and return the reference to it."""
+    native, call, label = _call.start_remote(agent, to, func, args, kwargs, timeout, pickler)
     rref: RRef[Any] = RRef.__new__(RRef)
-    rref._take(agent, native, call)
+    rref._take(agent, native)
+    rref._call = call
+    rref._label = label
     return rref
 
 
 def receive(index: int) -> RRef[Any]:
     """The reference in that place of the message that is being read."""
-    return made(_agent.current(), internal.rref_at(index))
+    rref: RRef[Any] = RRef.__new__(RRef)
+    rref._take(_agent.current(), internal.rref_at(index))
+    return rref
 
 
 def debug_info() -> dict[str, str]:
@@ -310,14 +322,12 @@ def leak_report(agent: Any) -> str | None:
 
 
 def _backward(value: Any, context_id: int, retain_graph: bool) -> None:
-    from . import _autograd
-
     if not isinstance(value, torch.Tensor):
         raise RuntimeError(f"RRef should contain a tensor for .backward(), not {type(value).__name__}")
     if context_id == -1:
         value.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
     else:
-        _autograd().backward(context_id, [value], retain_graph)
+        autograd().backward(context_id, [value], retain_graph)
 
 
 def _check_hint(value: Any, type_hint: Any) -> None:
@@ -327,7 +337,9 @@ def _check_hint(value: Any, type_hint: Any) -> None:
                 "The RRef being created contains a ScriptModule, must provide its ModuleInterface type hint."
             )
         if not hasattr(type_hint, "__torch_script_interface__"):
-            raise RuntimeError(f"the type hint of a ScriptModule must be a torch.jit.interface, not {type_hint!r}")
+            raise RuntimeError(
+                f"the type hint of a ScriptModule must be a torch.jit.interface, not {type_hint!r}"
+            )
     elif type_hint is not None:
         raise RuntimeError(
             "type_hint should only be specified when the RRef being created contains a ScriptModule."

@@ -53,6 +53,10 @@ class RemoteException(NamedTuple):
     exception_type: type[BaseException]
 
 
+_Rrefs = dict[int, tuple[int, _tensorcall.RRef]]
+"""References by their `id`, each with its place in the table of its message."""
+
+
 class _Tables(threading.local):
     """The tables that this thread is filling and reading; ``None`` outside of pickling.
 
@@ -61,7 +65,7 @@ class _Tables(threading.local):
 
     sending: list[torch.Tensor] | None = None
     receiving: Sequence[torch.Tensor] | None = None
-    sending_rrefs: list[_tensorcall.RRef] | None = None
+    sending_rrefs: _Rrefs | None = None
     receiving_rrefs: Sequence[_tensorcall.RRef] | None = None
 
 
@@ -173,18 +177,24 @@ _BUILT_IN: dict[type, _Reducer] = {
 _internal_rpc_pickler = _InternalRPCPickler()
 
 
-def pack(
-    pickler: Any, obj: Any, **options: Any
-) -> tuple[bytes, list[torch.Tensor], list[_tensorcall.RRef]]:
+def pack(pickler: Any, obj: Any, **options: Any) -> tuple[bytes, list[torch.Tensor], list[_tensorcall.RRef]]:
     """What a message with `obj` consists of: bytes, tensors and references."""
-    outer = _tables.sending_rrefs
-    rrefs: list[_tensorcall.RRef] = []
-    _tables.sending_rrefs = rrefs
-    try:
+    with collecting_rrefs() as rrefs:
         payload, tensors = pickler.serialize(obj, **options)
-    finally:
-        _tables.sending_rrefs = outer
-    return payload, tensors, rrefs
+    return payload, tensors, [rref for _, rref in rrefs.values()]
+
+
+class collecting_rrefs:
+    """What is pickled in this block is for one message, whose references it collects, by their ids."""
+
+    def __enter__(self) -> _Rrefs:
+        self._outer = _tables.sending_rrefs
+        rrefs: _Rrefs = {}
+        _tables.sending_rrefs = rrefs
+        return rrefs
+
+    def __exit__(self, *exception: object) -> None:
+        _tables.sending_rrefs = self._outer
 
 
 def unpack(
@@ -204,10 +214,8 @@ def place_of_rref(rref: _tensorcall.RRef) -> int | None:
     table = _tables.sending_rrefs
     if table is None or _tables.sending is None:
         return None
-    if rref in table:
-        return table.index(rref)
-    table.append(rref)
-    return len(table) - 1
+    place, _ = table.setdefault(id(rref), (len(table), rref))
+    return place
 
 
 def rref_at(index: int) -> _tensorcall.RRef:

@@ -29,9 +29,7 @@ class RRefProxy:
         timeout: seconds that a call may take.
     """
 
-    def __init__(
-        self, rref: PyRRef, rpc_api: Callable[..., Any], timeout: float = UNSET_RPC_TIMEOUT
-    ) -> None:
+    def __init__(self, rref: PyRRef, rpc_api: Callable[..., Any], timeout: float = UNSET_RPC_TIMEOUT) -> None:
         self.rref = rref
         self.rpc_api = rpc_api
         self.rpc_timeout = timeout
@@ -54,11 +52,12 @@ def _check_method(rref: PyRRef, name: str, timeout: float) -> None:
     found = rref._get_type(timeout=timeout, blocking=False).wait()
     if not (hasattr(found, name) or issubclass(found, (torch.jit.ScriptModule, torch._C.ScriptModule))):
         # Not of the class, but perhaps of the object.
-        api.rpc_sync(rref.owner(), _look_up, args=(rref, name), timeout=timeout)
+        if not api.rpc_sync(rref.owner(), _has, args=(rref, name), timeout=timeout):
+            raise AttributeError(f"type object '{found.__name__}' has no attribute '{name}'")
 
 
-def _look_up(rref: PyRRef, name: str) -> None:
-    getattr(rref.local_value(), name)
+def _has(rref: PyRRef, name: str) -> bool:
+    return hasattr(rref.local_value(), name)
 
 
 class _Method:
