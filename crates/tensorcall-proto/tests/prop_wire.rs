@@ -77,11 +77,11 @@ fn any_call() -> impl Strategy<Value = Message> {
 }
 
 fn any_rref_message() -> impl Strategy<Value = RRefMessage> {
-    let both = || (any_rref(), any_fork());
     prop_oneof![
-        both().prop_map(|(rref, fork)| RRefMessage::Fork { rref, fork }),
+        (any_rref(), any_fork()).prop_map(|(rref, fork)| RRefMessage::Fork { rref, fork }),
         (any_fork(), any::<bool>()).prop_map(|(fork, alive)| RRefMessage::Known { fork, alive }),
-        both().prop_map(|(rref, fork)| RRefMessage::Accept { rref, fork }),
+        any_fork().prop_map(|fork| RRefMessage::Accept { fork }),
+        Just(RRefMessage::AskAgain),
         any_fork().prop_map(|fork| RRefMessage::Delete { fork }),
         any_fork().prop_map(|fork| RRefMessage::Deleted { fork }),
         any_fork().prop_map(|fork| RRefMessage::Rescind { fork }),
