@@ -26,7 +26,7 @@ pub struct Owner<V, W> {
     /// Forks that were deleted before they were known: a creation that comes late need not run.
     deleted: Recent<ForkId>,
     lost: Recent<Life>,
-    /// Who got an answer, or will, on the links that there are.
+    /// Who ever got an answer, or will.
     answered: HashSet<Life>,
     effects: VecDeque<Effect<V, W>>,
 }
@@ -335,7 +335,7 @@ impl<V: Clone, W> Owner<V, W> {
     /// Tells the worker which forks of it are counted, and asks for those that it has yet to accept. As
     /// [`User::handle_link_broken`](super::User::handle_link_broken), and to be called together with it.
     pub fn handle_link_broken(&mut self, life: Life) {
-        if self.answered.remove(&life) {
+        if self.answered.contains(&life) {
             self.send(life, RRefMessage::AskAgain);
             for fork in self.forks_of(life) {
                 if self.forks.get(&fork).is_some_and(|known| known.accepted) {

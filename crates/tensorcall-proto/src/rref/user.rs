@@ -28,7 +28,7 @@ pub struct User<W> {
     /// Forks that were here once.
     ended: Recent<ForkId>,
     lost: Recent<Life>,
-    /// Who got an answer on the links that there are.
+    /// Who ever got an answer.
     answered: HashSet<Life>,
     effects: VecDeque<Effect<W>>,
     /// Messages to this worker itself.
@@ -323,7 +323,7 @@ impl<W> User<W> {
     /// ends, after all that was read from the link has been handled. What is sent on a link that is known to be
     /// broken, and what cannot be sent at all, is [`User::unsent`].
     pub fn handle_link_broken(&mut self, life: Life) {
-        if self.answered.remove(&life) {
+        if self.answered.contains(&life) {
             self.send(life, RRefMessage::AskAgain);
         }
         self.ask_again(life);
