@@ -27,10 +27,7 @@ impl Events for Inner {
             tracing::warn!(%peer, "connection refused: not a worker of this group, or of an earlier life");
             return handle.close(now());
         }
-        let life = peer.life();
         self.links.lock().insert(link, LinkEntry::Accepted(peer, handle));
-        // Perhaps in the place of one that broke.
-        self.rref_link_broken(life);
     }
 
     fn opened(&self, link: LinkId) {

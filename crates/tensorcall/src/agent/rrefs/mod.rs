@@ -249,7 +249,11 @@ impl Inner {
     pub(super) fn rref_message(&self, from: Life, message: RRefMessage, via: Option<&CallerLink>) {
         self.with_rrefs_via(via.map(|link| (from, link)), |state| {
             state.activity += 1;
-            if let RRefMessage::Accept { fork, .. } | RRefMessage::Unknown { fork } = message {
+            // What a receiver says of a fork once its message has arrived.
+            if let RRefMessage::Accept { fork }
+            | RRefMessage::Unknown { fork }
+            | RRefMessage::Fork { fork, .. } = message
+            {
                 state.in_transit.remove(&fork);
             }
             if !state.user.handle_message(from, message) {
@@ -282,7 +286,7 @@ impl Inner {
         self.rrefs.state.lock().in_transit.retain(|_, taken| *taken != link);
     }
 
-    /// A link with a worker broke or was made anew: what was said on the old one may be lost.
+    /// A link with a worker broke: what was said on it may be lost.
     pub(super) fn rref_link_broken(&self, life: Life) {
         if !self.is_closed() {
             self.with_rrefs(|state| {
