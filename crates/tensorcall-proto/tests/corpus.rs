@@ -6,10 +6,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use tensorcall_proto::connection::{Outbox, Piece, Segment};
-use tensorcall_proto::ids::MessageId;
+use tensorcall_proto::ids::{ForkId, Incarnation, Life, MessageId, RRefId, Rank};
 use tensorcall_proto::wire::{
     BufferDesc, Call, DType, Descriptor, Encoding, FailureKind, FrameHeader, FunctionRef, GoodbyeReason,
-    Limits, Message, Outcome, Phase, Reply, TensorDesc, Value,
+    Limits, Message, NewRRef, Outcome, Phase, RRefDesc, RRefMessage, Reply, TensorDesc, Value,
 };
 
 #[expect(unreachable_pub, reason = "in the fuzz crate it is public")]
@@ -114,8 +114,12 @@ fn frames() -> Vec<(&'static str, Vec<u8>)> {
 }
 
 fn call(function: FunctionRef, encoding: Encoding) -> Message {
+    Message::Call(a_call(function, encoding))
+}
+
+fn a_call(function: FunctionRef, encoding: Encoding) -> Call {
     let (id, timeout_us) = (MessageId::new(300), Some(60_000_000));
-    Message::Call(Call { id, function, encoding, timeout_us, nested: true, autograd: None, creates: None })
+    Call { id, function, encoding, timeout_us, nested: true, autograd: None, creates: None }
 }
 
 fn descriptors() -> Vec<(&'static str, Descriptor)> {
@@ -136,6 +140,15 @@ fn descriptors() -> Vec<(&'static str, Descriptor)> {
             shared,
             TensorDesc::contiguous(DType::Bool, vec![3, 0], 1),
         ],
+        rrefs: Vec::new(),
+    };
+    let life = |rank| Life { rank: Rank::new(rank).expect("a valid rank"), incarnation: Incarnation::new(7) };
+    let (rref, fork) = (RRefId::new(life(1), 4), ForkId::new(life(1), 5));
+    let creating =
+        Call { creates: Some(NewRRef { rref, fork }), ..a_call(FunctionRef::InPayload, Encoding::Pickle) };
+    let passing = Descriptor {
+        rrefs: vec![RRefDesc { rref, owner: life(0), fork }; 2],
+        ..Descriptor::with_payload(call(FunctionRef::InPayload, Encoding::Pickle), 7)
     };
     vec![
         ("call", Descriptor::with_payload(call(FunctionRef::Slot(3), Encoding::Value), 7)),
@@ -149,6 +162,11 @@ fn descriptors() -> Vec<(&'static str, Descriptor)> {
         ("failed", Descriptor::plain(reply(failed))),
         ("cancel", Descriptor::plain(Message::Cancel { id })),
         ("progress", Descriptor::plain(Message::Progress { id, phase: Phase::Running })),
+        ("remote", Descriptor::with_payload(Message::Call(creating), 7)),
+        ("pass", passing),
+        ("fetch", Descriptor::plain(call(FunctionRef::Fetch(rref), Encoding::Bytes))),
+        ("fork", Descriptor::plain(Message::RRef(RRefMessage::Fork { rref, fork }))),
+        ("known", Descriptor::plain(Message::RRef(RRefMessage::Known { fork, alive: false }))),
         ("goodbye", Descriptor::plain(Message::Goodbye { reason: GoodbyeReason::Graceful })),
     ]
 }
@@ -158,19 +176,20 @@ const HUGE: [u8; 10] = [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1]
 
 fn nasty_descriptors() -> Vec<(&'static str, Vec<u8>)> {
     let goodbye = [5, 0];
-    let bare_call = [0, 1, 0, 1, 0, 0, 0, 0];
+    let bare_call = [0, 1, 0, 1, 0, 0, 0, 0, 0];
     let wave = [4, 1, 1, 0, 2];
     let tensor = [0, 1, 1, 0, 1, 1];
     vec![
-        ("huge-payload", [&bare_call[..7], &HUGE, &[0, 0]].concat()),
-        ("huge-buffer-count", [&bare_call[..], &HUGE, &[0]].concat()),
-        ("huge-tensor-count", [&bare_call[..], &[0], &HUGE].concat()),
+        ("huge-payload", [&bare_call[..8], &HUGE, &[0, 0, 0]].concat()),
+        ("huge-buffer-count", [&bare_call[..], &HUGE, &[0, 0]].concat()),
+        ("huge-tensor-count", [&bare_call[..], &[0], &HUGE, &[0]].concat()),
+        ("huge-rref-count", [&bare_call[..], &[0, 0], &HUGE].concat()),
         ("huge-shape", [&bare_call[..], &tensor, &HUGE].concat()),
         ("huge-text", [&[1, 1, 2, 0], &HUGE[..]].concat()),
         ("huge-gone", [&wave[..], &HUGE].concat()),
-        ("two-huge-buffers", [&bare_call[..], &[2], &HUGE, &[0], &HUGE, &[0, 0]].concat()),
-        ("goodbye-with-body", [&goodbye[..], &[1, 0, 0]].concat()),
-        ("trailing", [&goodbye[..], &[0, 0, 0, 0]].concat()),
+        ("two-huge-buffers", [&bare_call[..], &[2], &HUGE, &[0], &HUGE, &[0, 0, 0]].concat()),
+        ("goodbye-with-body", [&goodbye[..], &[1, 0, 0, 0]].concat()),
+        ("trailing", [&goodbye[..], &[0, 0, 0, 0, 0]].concat()),
     ]
 }
 

@@ -7,7 +7,7 @@ use crate::ids::{ForkId, Life, RRefId};
 /// What workers say to each other about references. All of it may be repeated, reordered and said again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum RRefMessage {
-    /// From a holder to the owner: I hold this fork, which came from a third worker.
+    /// From a holder to the owner: I hold this fork.
     Fork {
         /// The reference.
         rref: RRefId,
@@ -24,8 +24,6 @@ pub enum RRefMessage {
     },
     /// From a holder to the worker that shared with it: the owner knows my fork, stand by no longer.
     Accept {
-        /// The reference, in case that the sharing worker is the owner and has forgotten the fork.
-        rref: RRefId,
         /// The fork.
         fork: ForkId,
     },
@@ -49,6 +47,8 @@ pub enum RRefMessage {
         /// The fork.
         fork: ForkId,
     },
+    /// From an end that noticed that a link broke: answers to you may be lost, ask again.
+    AskAgain,
 }
 
 /// A reference in a message, whose sender shares it with the receiver.

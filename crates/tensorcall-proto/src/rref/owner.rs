@@ -1,6 +1,6 @@
 //! The owner's half of reference counting.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use super::RRefError;
 use super::message::{RRefDesc, RRefMessage};
@@ -26,6 +26,8 @@ pub struct Owner<V, W> {
     /// Forks that were deleted before they were known: a creation that comes late need not run.
     deleted: Recent<ForkId>,
     lost: Recent<Life>,
+    /// Who ever got an answer, or will.
+    answered: HashSet<Life>,
     effects: VecDeque<Effect<V, W>>,
 }
 
@@ -124,6 +126,7 @@ impl<V: Clone, W> Owner<V, W> {
             freed: Recent::new(),
             deleted: Recent::new(),
             lost: Recent::new(),
+            answered: HashSet::new(),
             effects: VecDeque::new(),
         }
     }
@@ -144,6 +147,7 @@ impl<V: Clone, W> Owner<V, W> {
         entry.slot = Slot::Running(std::mem::take(waiters));
         if !was_deleted && !self.lost.contains(&holder) {
             self.register(fork, Fork { rref, holder, accepted: true });
+            self.answered.insert(holder);
         }
         Created::New
     }
@@ -279,7 +283,7 @@ impl<V: Clone, W> Owner<V, W> {
         if from == self.me {
             self.unsent(desc.fork);
         } else {
-            self.send(from, RRefMessage::Accept { rref: desc.rref, fork: desc.fork });
+            self.answer(from, RRefMessage::Accept { fork: desc.fork });
         }
         found
     }
@@ -291,27 +295,25 @@ impl<V: Clone, W> Owner<V, W> {
         }
         match message {
             RRefMessage::Fork { rref, fork } => self.handle_fork(from, rref, fork),
-            RRefMessage::Accept { rref, fork } => {
-                match self.forks.get_mut(&fork).filter(|known| known.holder == from) {
-                    Some(known) => known.accepted = true,
-                    // Its receiver was given up, or it is deleted already, which comes out in the answer.
-                    None if fork.life() == self.me => self.handle_fork(from, rref, fork),
-                    None => {}
-                }
-            }
             RRefMessage::Delete { fork } => self.handle_delete(from, fork),
             RRefMessage::Unknown { fork } => {
                 if self.forks.get(&fork).is_some_and(|known| known.holder == from) {
                     self.unsent(fork);
                 }
             }
-            RRefMessage::Known { .. } | RRefMessage::Deleted { .. } | RRefMessage::Rescind { .. } => {}
+            RRefMessage::AskAgain => self.ask_again(from),
+            // For a user: perhaps late, to the one that it was.
+            RRefMessage::Known { .. }
+            | RRefMessage::Accept { .. }
+            | RRefMessage::Deleted { .. }
+            | RRefMessage::Rescind { .. } => {}
         }
     }
 
     /// A life of a worker is lost for ever: it holds nothing any more, and creates nothing.
     pub fn handle_lost(&mut self, life: Life) {
         self.lost.insert(life);
+        self.answered.remove(&life);
         for fork in self.forks_of(life) {
             self.unregister(fork);
         }
@@ -330,17 +332,18 @@ impl<V: Clone, W> Owner<V, W> {
 
     /// A link with a life of a worker broke, or was made anew: what was sent may be lost.
     ///
-    /// Tells the worker which forks of it are counted, and asks for those that it has yet to accept.
+    /// Tells the worker which forks of it are counted, and asks for those that it has yet to accept. As
+    /// [`User::handle_link_broken`](super::User::handle_link_broken), and to be called together with it.
     pub fn handle_link_broken(&mut self, life: Life) {
-        for fork in self.forks_of(life) {
-            let accepted = self.forks.get(&fork).is_some_and(|known| known.accepted);
-            let message = if accepted {
-                RRefMessage::Known { fork, alive: true }
-            } else {
-                RRefMessage::Rescind { fork }
-            };
-            self.send(life, message);
+        if self.answered.contains(&life) {
+            self.send(life, RRefMessage::AskAgain);
+            for fork in self.forks_of(life) {
+                if self.forks.get(&fork).is_some_and(|known| known.accepted) {
+                    self.answer(life, RRefMessage::Known { fork, alive: true });
+                }
+            }
         }
+        self.ask_again(life);
     }
 
     /// What the driver is to do next.
@@ -372,11 +375,19 @@ impl<V: Clone, W> Owner<V, W> {
         self.forks.iter().map(|(&fork, known)| (known.rref, fork, known.holder))
     }
 
+    fn ask_again(&mut self, life: Life) {
+        for fork in self.forks_of(life) {
+            if self.forks.get(&fork).is_some_and(|known| !known.accepted) {
+                self.send(life, RRefMessage::Rescind { fork });
+            }
+        }
+    }
+
     fn handle_fork(&mut self, from: Life, rref: RRefId, fork: ForkId) {
         if let Some(known) = self.forks.get_mut(&fork) {
-            if known.holder == from {
-                known.accepted = true;
-                self.send(from, RRefMessage::Known { fork, alive: true });
+            // To the first word of a fork that this worker shared nothing is to be answered.
+            if known.holder == from && std::mem::replace(&mut known.accepted, true) {
+                self.answer(from, RRefMessage::Known { fork, alive: true });
             }
             return;
         }
@@ -388,7 +399,7 @@ impl<V: Clone, W> Owner<V, W> {
             self.entries.entry(rref).or_insert_with(Entry::placeholder);
             self.register(fork, Fork { rref, holder: from, accepted: true });
         }
-        self.send(from, RRefMessage::Known { fork, alive: !is_gone });
+        self.answer(from, RRefMessage::Known { fork, alive: !is_gone });
     }
 
     fn handle_delete(&mut self, from: Life, fork: ForkId) {
@@ -397,7 +408,7 @@ impl<V: Clone, W> Owner<V, W> {
             Some(_) => return,
             None => self.deleted.insert(fork),
         }
-        self.send(from, RRefMessage::Deleted { fork });
+        self.answer(from, RRefMessage::Deleted { fork });
     }
 
     /// Why there is no entry for an id, if none is to come.
@@ -477,6 +488,14 @@ impl<V: Clone, W> Owner<V, W> {
                 }
             }
         }
+    }
+
+    /// Sends what is not answered in turn.
+    fn answer(&mut self, to: Life, message: RRefMessage) {
+        if !self.lost.contains(&to) {
+            self.answered.insert(to);
+        }
+        self.send(to, message);
     }
 
     fn send(&mut self, to: Life, message: RRefMessage) {

@@ -117,7 +117,7 @@ fn a_third_worker_asks_the_owner_and_then_thanks_the_one_that_shared() {
     assert_eq!(effects(&mut owner), [OwnerEffect::Send(b(), known)]);
     assert!(to.handle_message(o(), known));
     assert_eq!(to.poll_effect(), Some(UserEffect::Confirmed(7)));
-    let accept = RRefMessage::Accept { rref, fork: child };
+    let accept = RRefMessage::Accept { fork: child };
     assert_eq!(said(&mut to), [(a(), accept)]);
     assert_eq!(to.when_confirmed(&[child], 8), Some(8));
 
@@ -141,9 +141,9 @@ fn an_owner_counts_what_it_shares_before_the_receiver_has_it() {
 
     user.receive(desc, o());
     assert!(user.standing(shared).unwrap().confirmed);
-    let accept = RRefMessage::Accept { rref, fork: shared };
-    assert_eq!(said(&mut user), [(o(), accept)]);
-    owner.handle_message(b(), accept);
+    let arrived = RRefMessage::Fork { rref, fork: shared };
+    assert_eq!(said(&mut user), [(o(), arrived)]);
+    owner.handle_message(b(), arrived);
     assert_eq!(owner.counts().unaccepted, 0);
     assert_eq!(effects(&mut owner), []);
 
@@ -162,7 +162,7 @@ fn a_reference_that_comes_back_to_its_owner_is_held_and_accepted_at_once() {
     let desc = user.fork_out(own, back, o()).unwrap();
     user.release(own);
     assert_eq!(owner.received_back(desc, a()), Found::Ready('x'));
-    let accept = RRefMessage::Accept { rref, fork: back };
+    let accept = RRefMessage::Accept { fork: back };
     assert_eq!(effects(&mut owner), [OwnerEffect::Send(a(), accept)]);
 
     assert!(user.handle_message(o(), accept));
@@ -401,7 +401,7 @@ fn a_lost_owner_fails_its_users_and_who_waits_for_them() {
 
     let error = RRefError::OwnerLost(o());
     assert_eq!(user.poll_effect(), Some(UserEffect::Unconfirmed(1, asked, error)));
-    assert_eq!(said(&mut user), [(a(), RRefMessage::Accept { rref, fork: asked })]);
+    assert_eq!(said(&mut user), [(a(), RRefMessage::Accept { fork: asked })]);
     assert_eq!(user.standing(confirmed).unwrap().error, Some(error));
     user.release(asked);
     user.release(confirmed);
@@ -439,7 +439,8 @@ fn a_broken_link_makes_both_sides_say_again_what_matters() {
     assert_eq!(said(&mut user), again);
     let rescind = RRefMessage::Rescind { fork: fork(o(), 1) };
     let known = RRefMessage::Known { fork: own, alive: true };
-    assert_eq!(effects(&mut owner), [rescind, known].map(|message| OwnerEffect::Send(a(), message)));
+    let again = [RRefMessage::AskAgain, known, rescind];
+    assert_eq!(effects(&mut owner), again.map(|message| OwnerEffect::Send(a(), message)));
 
     // The owner got nothing, the user neither.
     assert!(user.handle_message(o(), rescind));
@@ -475,7 +476,7 @@ fn a_fork_that_comes_after_it_was_given_up_asks_the_owner() {
     assert_eq!(owner.counts().forks, 0);
 
     user.receive(desc, o());
-    owner.handle_message(b(), RRefMessage::Accept { rref, fork: shared });
+    owner.handle_message(b(), RRefMessage::Fork { rref, fork: shared });
     let known = |alive| OwnerEffect::Send(b(), RRefMessage::Known { fork: shared, alive });
     assert_eq!(effects(&mut owner), [known(true)]);
     assert_eq!(owner.counts().forks, 1);
@@ -484,7 +485,7 @@ fn a_fork_that_comes_after_it_was_given_up_asks_the_owner() {
     owner.release(rref);
     owner.handle_message(b(), RRefMessage::Delete { fork: shared });
     effects(&mut owner);
-    owner.handle_message(b(), RRefMessage::Accept { rref, fork: shared });
+    owner.handle_message(b(), RRefMessage::Fork { rref, fork: shared });
     assert_eq!(effects(&mut owner), [known(false)]);
     user.handle_message(o(), RRefMessage::Known { fork: shared, alive: false });
     assert_eq!(user.standing(shared).unwrap().error, Some(RRefError::Freed));
@@ -544,7 +545,7 @@ fn everything_is_deleted_by_force_as_it_is_confirmed() {
     assert_eq!(said(&mut user), [(o(), RRefMessage::Delete { fork: own })]);
     assert_eq!(user.fork_out(asked, fork(a(), 4), b()), Err(RRefError::Deleted));
     user.handle_message(o(), RRefMessage::Known { fork: asked, alive: true });
-    let accept = RRefMessage::Accept { rref, fork: asked };
+    let accept = RRefMessage::Accept { fork: asked };
     assert_eq!(said(&mut user), [(b(), accept), (o(), RRefMessage::Delete { fork: asked })]);
 
     // The handles go later.
@@ -563,8 +564,8 @@ fn what_others_say_of_forks_that_are_not_theirs_is_ignored() {
     for message in [RRefMessage::Delete { fork: own }, RRefMessage::Unknown { fork: fork(o(), 1) }] {
         owner.handle_message(life(9), message);
     }
-    owner.handle_message(life(9), RRefMessage::Accept { rref, fork: fork(o(), 1) });
-    user.handle_message(life(9), RRefMessage::Accept { rref, fork: fork(a(), 3) });
+    owner.handle_message(life(9), RRefMessage::Fork { rref, fork: fork(o(), 1) });
+    user.handle_message(life(9), RRefMessage::Accept { fork: fork(a(), 3) });
     user.handle_message(life(9), RRefMessage::Known { fork: own, alive: false });
     user.handle_message(life(9), RRefMessage::Deleted { fork: own });
 

@@ -1,6 +1,6 @@
 //! The user's half of reference counting.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use super::RRefError;
 use super::message::{NewRRef, RRefDesc, RRefMessage};
@@ -28,6 +28,8 @@ pub struct User<W> {
     /// Forks that were here once.
     ended: Recent<ForkId>,
     lost: Recent<Life>,
+    /// Who ever got an answer.
+    answered: HashSet<Life>,
     effects: VecDeque<Effect<W>>,
     /// Messages to this worker itself.
     to_self: VecDeque<RRefMessage>,
@@ -131,6 +133,7 @@ impl<W> User<W> {
             next_wait: 0,
             ended: Recent::new(),
             lost: Recent::new(),
+            answered: HashSet::new(),
             effects: VecDeque::new(),
             to_self: VecDeque::new(),
         }
@@ -178,15 +181,18 @@ impl<W> User<W> {
         let mut held = Fork::new(rref, owner, Stage::Asking);
         held.parent = Some(from);
         if from == owner {
+            // It counts already; all the same the owner wants to know that it arrived.
             held.stage = Stage::Confirmed;
+            held.parent = None;
         }
         self.forks.insert(fork, held);
+        let message = RRefMessage::Fork { rref, fork };
         if self.lost.contains(&owner) {
             self.lose_owner(fork);
         } else if from == owner {
-            self.accept(fork);
+            self.answer(owner, message);
         } else {
-            self.send(owner, RRefMessage::Fork { rref, fork });
+            self.send(owner, message);
         }
         Received::New
     }
@@ -267,7 +273,7 @@ impl<W> User<W> {
         None
     }
 
-    /// A worker said something. Whether it was for a user; else it is for the [`Owner`](super::Owner).
+    /// A worker said something. Whether that was all; else the [`Owner`](super::Owner) is to be told too.
     pub fn handle_message(&mut self, from: Life, message: RRefMessage) -> bool {
         match message {
             RRefMessage::Known { fork, alive } => self.handle_known(from, fork, alive),
@@ -277,11 +283,15 @@ impl<W> User<W> {
                 }
             }
             RRefMessage::Rescind { fork } => self.handle_rescind(from, fork),
-            RRefMessage::Accept { fork, .. } | RRefMessage::Unknown { fork } => {
+            RRefMessage::Accept { fork } | RRefMessage::Unknown { fork } => {
                 let Some(child) = self.children.get(&fork) else { return false };
                 if child.to == from {
                     self.drop_child(fork);
                 }
+            }
+            RRefMessage::AskAgain => {
+                self.ask_again(from);
+                return false;
             }
             RRefMessage::Fork { .. } | RRefMessage::Delete { .. } => return false,
         }
@@ -292,6 +302,7 @@ impl<W> User<W> {
     /// was shared with it is dropped.
     pub fn handle_lost(&mut self, life: Life) {
         self.lost.insert(life);
+        self.answered.remove(&life);
         self.deleting.retain(|_, owner| *owner != life);
         let mut children: Vec<ForkId> = self.children_of(life);
         children.sort_unstable();
@@ -308,24 +319,14 @@ impl<W> User<W> {
 
     /// A link with a life of a worker broke, or was made anew: what was sent may be lost.
     ///
-    /// Says again what is not answered, and asks for the children that are not accepted.
+    /// Says again what is not answered, and asks for the children that are not accepted. To be called at both
+    /// ends, after all that was read from the link has been handled. What is sent on a link that is known to be
+    /// broken, and what cannot be sent at all, is [`User::unsent`].
     pub fn handle_link_broken(&mut self, life: Life) {
-        for fork in self.sorted(|known| known.owner == life && known.stage == Stage::Asking) {
-            if let Some(&Fork { rref, .. }) = self.forks.get(&fork) {
-                self.send(life, RRefMessage::Fork { rref, fork });
-            }
+        if self.answered.contains(&life) {
+            self.send(life, RRefMessage::AskAgain);
         }
-        let deleting = self.deleting.iter().filter(|&(_, owner)| *owner == life);
-        let mut deleting: Vec<ForkId> = deleting.map(|(&fork, _)| fork).collect();
-        deleting.sort_unstable();
-        for fork in deleting {
-            self.send(life, RRefMessage::Delete { fork });
-        }
-        let mut children = self.children_of(life);
-        children.sort_unstable();
-        for fork in children {
-            self.send(life, RRefMessage::Rescind { fork });
-        }
+        self.ask_again(life);
     }
 
     /// What the driver is to do next.
@@ -363,6 +364,25 @@ impl<W> User<W> {
         self.forks.iter().map(|(&fork, known)| (known.rref, fork, known.owner))
     }
 
+    fn ask_again(&mut self, life: Life) {
+        for fork in self.sorted(|known| known.owner == life && known.stage == Stage::Asking) {
+            if let Some(&Fork { rref, .. }) = self.forks.get(&fork) {
+                self.send(life, RRefMessage::Fork { rref, fork });
+            }
+        }
+        let deleting = self.deleting.iter().filter(|&(_, owner)| *owner == life);
+        let mut deleting: Vec<ForkId> = deleting.map(|(&fork, _)| fork).collect();
+        deleting.sort_unstable();
+        for fork in deleting {
+            self.send(life, RRefMessage::Delete { fork });
+        }
+        let mut children = self.children_of(life);
+        children.sort_unstable();
+        for fork in children {
+            self.send(life, RRefMessage::Rescind { fork });
+        }
+    }
+
     fn handle_known(&mut self, from: Life, fork: ForkId, alive: bool) {
         let Some(known) = self.forks.get_mut(&fork) else {
             // The owner counts a fork that is no more: a message that was late or said twice. Even while a
@@ -388,9 +408,12 @@ impl<W> User<W> {
     fn handle_rescind(&mut self, from: Life, fork: ForkId) {
         match self.forks.get_mut(&fork) {
             Some(known) if known.stage == Stage::Asking => known.parent = Some(from),
-            Some(&mut Fork { rref, .. }) => self.send(from, RRefMessage::Accept { rref, fork }),
+            Some(&mut Fork { rref, owner, .. }) if owner == from => {
+                self.answer(from, RRefMessage::Fork { rref, fork });
+            }
+            Some(_) => self.answer(from, RRefMessage::Accept { fork }),
             // Never came, or was given back, which the owner knows. If it comes late, the owner is asked.
-            None => self.send(from, RRefMessage::Unknown { fork }),
+            None => self.answer(from, RRefMessage::Unknown { fork }),
         }
     }
 
@@ -411,8 +434,7 @@ impl<W> User<W> {
         if let Some(known) = self.forks.get_mut(&fork)
             && let Some(parent) = known.parent.take()
         {
-            let rref = known.rref;
-            self.send(parent, RRefMessage::Accept { rref, fork });
+            self.answer(parent, RRefMessage::Accept { fork });
         }
     }
 
@@ -491,6 +513,14 @@ impl<W> User<W> {
         let mut forks: Vec<ForkId> = picked.map(|(&fork, _)| fork).collect();
         forks.sort_unstable();
         forks
+    }
+
+    /// Sends what is not answered in turn.
+    fn answer(&mut self, to: Life, message: RRefMessage) {
+        if to != self.me && !self.lost.contains(&to) {
+            self.answered.insert(to);
+        }
+        self.send(to, message);
     }
 
     fn send(&mut self, to: Life, message: RRefMessage) {

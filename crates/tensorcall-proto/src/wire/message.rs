@@ -223,6 +223,7 @@ pub enum GoodbyeReason {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ids::{ForkId, Incarnation, Life, Rank};
 
     #[test]
     fn priority_follows_kind_and_size() {
@@ -231,6 +232,8 @@ mod tests {
 
         assert_eq!(Message::Cancel { id }.priority(0), Priority::Control);
         assert_eq!(Message::Goodbye { reason: GoodbyeReason::Forced }.priority(0), Priority::Bulk);
+        let fork = ForkId::new(Life { rank: Rank::MAX, incarnation: Incarnation::new(1) }, 1);
+        assert_eq!(Message::RRef(RRefMessage::Delete { fork }).priority(0), Priority::Control);
         assert_eq!(reply.priority(BULK_BYTES), Priority::Normal);
         assert_eq!(reply.priority(BULK_BYTES + 1), Priority::Bulk);
     }

@@ -90,6 +90,7 @@ impl Inner {
             function: Arc::clone(&request.label),
             timeout: request.timeout.unwrap_or_default(),
             rref: request.creates.clone(),
+            forks: forks.iter().map(|desc| desc.fork).collect(),
         };
         // References are never held back.
         let passes = nested || matches!(request.function, FunctionRef::Fetch(_));
@@ -152,12 +153,14 @@ impl Inner {
     ) -> bool {
         let lane = self.lane(peer, &message);
         match &mut state.ways[lane as usize] {
-            Way::Link { handle, .. } => {
+            Way::Link { id, handle } => {
                 let handle = Arc::clone(handle);
+                self.forks_take(*id, &message.rrefs);
                 drop(state);
                 handle.send(message)
             }
-            Way::Opening { backlog, .. } => {
+            Way::Opening { id, backlog } => {
+                self.forks_take(*id, &message.rrefs);
                 backlog.push(message);
                 false
             }
@@ -201,6 +204,7 @@ impl Inner {
         backlog: Vec<Outbound>,
     ) {
         let link = self.next_link();
+        backlog.iter().for_each(|message| self.forks_take(link, &message.rrefs));
         state.ways[lane as usize] = Way::Opening { id: link, backlog };
         drop(state);
         self.links.lock().insert(link, LinkEntry::Outgoing(Arc::clone(peer)));

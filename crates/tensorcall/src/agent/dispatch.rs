@@ -7,7 +7,7 @@ use std::time::Instant;
 use tensorcall_proto::ids::{Identity, MessageId, Rank};
 use tensorcall_proto::wire::message::{FailureKind, Message, Outcome, Phase, Reply};
 
-use super::peers::{Gone, Peer, PeerState, Peers, Ticket, Way};
+use super::peers::{GivenUp, Gone, Peer, PeerState, Peers, Ticket, Way};
 use super::serve::CallerLink;
 use super::{Inner, LinkEntry};
 use crate::body::Received;
@@ -27,10 +27,7 @@ impl Events for Inner {
             tracing::warn!(%peer, "connection refused: not a worker of this group, or of an earlier life");
             return handle.close(now());
         }
-        let life = peer.life();
         self.links.lock().insert(link, LinkEntry::Accepted(peer, handle));
-        // Perhaps in the place of one that broke.
-        self.rref_link_broken(life);
     }
 
     fn opened(&self, link: LinkId) {
@@ -61,6 +58,7 @@ impl Events for Inner {
 
     fn closed(&self, link: LinkId, why: Closed) {
         let entry = self.links.lock().remove(&link);
+        self.forks_dropped_on(link);
         match entry {
             Some(LinkEntry::Outgoing(peer)) => self.way_closed(&peer, link, why),
             Some(LinkEntry::Accepted(identity, _)) => {
@@ -140,13 +138,17 @@ impl Inner {
             let finished = state.calls.finish(reply.id);
             let given_up = state.given_up.remove(&reply.id);
             drop(state);
-            if let Some(fork) = given_up {
-                self.late_creation(fork, peer.life());
+            if let Some(GivenUp { creates, forks }) = given_up {
+                self.forks_arrived(&forks);
+                if let Some(fork) = creates {
+                    self.late_creation(fork, peer.life());
+                }
             }
             let Some(ticket) = finished else {
                 tracing::debug!(peer = %peer.info.identity, id = %reply.id, "late reply dropped");
                 return None;
             };
+            self.forks_arrived(&ticket.forks);
             let outcome = match reply.outcome {
                 Outcome::Returned { encoding } => Ok(Response { raised: false, encoding, body }),
                 Outcome::Raised { encoding } => Ok(Response { raised: true, encoding, body }),

@@ -19,6 +19,7 @@ use tensorcall::{
     body::{Body, Received},
 };
 
+pub(crate) mod bench;
 pub(crate) mod gate;
 pub(crate) mod log;
 pub(crate) mod proxy;

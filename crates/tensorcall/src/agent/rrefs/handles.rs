@@ -325,6 +325,7 @@ impl State {
 
     fn unsent(&mut self, forks: &[RRefDesc]) {
         for desc in forks {
+            self.in_transit.remove(&desc.fork);
             self.user.unsent(desc.fork);
             self.owner.unsent(desc.fork);
         }

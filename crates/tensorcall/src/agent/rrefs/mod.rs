@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use crossbeam_queue::SegQueue;
 use parking_lot::{Condvar, Mutex};
 use tensorcall_proto::ids::{ForkId, Life, RRefId};
-use tensorcall_proto::rref::{Owner, OwnerEffect, RRefError, RRefMessage, User, UserEffect};
+use tensorcall_proto::rref::{Owner, OwnerEffect, RRefDesc, RRefError, RRefMessage, User, UserEffect};
 use tensorcall_proto::serving::RequestKey;
 use tensorcall_proto::wire::message::Message;
 
@@ -35,7 +35,7 @@ use crate::clock::now;
 use crate::error::{Error, ErrorKind};
 use crate::future::Promise;
 use crate::rref::Kept;
-use crate::transport::{Link, Outbound};
+use crate::transport::{Link, LinkId, Outbound};
 
 /// How long a dropped handle may wait for others, so that many make one wake-up.
 const GATHER: Duration = Duration::from_millis(1);
@@ -61,6 +61,8 @@ struct State {
     failures: HashMap<ForkId, Error>,
     /// Where the values come from whose creation runs, for the report of leaks.
     creating: HashMap<RRefId, Arc<str>>,
+    /// Forks in messages that may be on their way, by the link that they took: not to be asked back.
+    in_transit: HashMap<ForkId, LinkId>,
     /// Messages that came up before the group was known.
     early: Vec<(Life, RRefMessage)>,
     /// Messages sent and handled: activity of a wave (TERM-1).
@@ -125,6 +127,7 @@ impl RRefs {
             local: HashMap::new(),
             failures: HashMap::new(),
             creating: HashMap::new(),
+            in_transit: HashMap::new(),
             early: Vec::new(),
             activity: 0,
             watched: 0,
@@ -252,6 +255,13 @@ impl Inner {
     pub(super) fn rref_message(&self, from: Life, message: RRefMessage, via: Option<&CallerLink>) {
         self.with_rrefs_via(via.map(|link| (from, link)), |state| {
             state.activity += 1;
+            // What a receiver says of a fork once its message has arrived.
+            if let RRefMessage::Accept { fork }
+            | RRefMessage::Unknown { fork }
+            | RRefMessage::Fork { fork, .. } = message
+            {
+                state.in_transit.remove(&fork);
+            }
             if !state.user.handle_message(from, message) {
                 state.owner.handle_message(from, message);
             }
@@ -259,7 +269,30 @@ impl Inner {
         self.became_idle();
     }
 
-    /// A link with a worker broke or was made anew: what was said on the old one may be lost.
+    /// These forks are in a message that takes this link. May be called with a peer's state locked.
+    pub(super) fn forks_take(&self, link: LinkId, forks: &[RRefDesc]) {
+        if !forks.is_empty() {
+            let mut state = self.rrefs.state.lock();
+            state.in_transit.extend(forks.iter().map(|desc| (desc.fork, link)));
+        }
+    }
+
+    /// The message with these forks has arrived: it was answered.
+    pub(super) fn forks_arrived(&self, forks: &[ForkId]) {
+        if !forks.is_empty() {
+            let mut state = self.rrefs.state.lock();
+            for fork in forks {
+                state.in_transit.remove(fork);
+            }
+        }
+    }
+
+    /// Nothing arrives by this link any more.
+    pub(super) fn forks_dropped_on(&self, link: LinkId) {
+        self.rrefs.state.lock().in_transit.retain(|_, taken| *taken != link);
+    }
+
+    /// A link with a worker broke: what was said on it may be lost.
     pub(super) fn rref_link_broken(&self, life: Life) {
         if !self.is_closed() {
             self.with_rrefs(|state| {
@@ -336,7 +369,7 @@ impl State {
         let (mut acts, mut dropped) = (Vec::new(), Vec::new());
         while let Some(effect) = self.owner.poll_effect() {
             match effect {
-                OwnerEffect::Send(to, message) => acts.push(self.sends(to, message)),
+                OwnerEffect::Send(to, message) => acts.extend(self.sends(to, message)),
                 OwnerEffect::Ready(waiter, stored) => acts.extend(self.waited(waiter, Ok(stored))),
                 OwnerEffect::Failed(waiter, error) => acts.extend(self.waited(waiter, Err(error))),
                 OwnerEffect::Drop(stored) => dropped.push(stored),
@@ -344,7 +377,7 @@ impl State {
         }
         while let Some(effect) = self.user.poll_effect() {
             match effect {
-                UserEffect::Send(to, message) => acts.push(self.sends(to, message)),
+                UserEffect::Send(to, message) => acts.extend(self.sends(to, message)),
                 UserEffect::Confirmed(Waiter::Request(key)) => {
                     acts.extend(self.take_held(key).map(|pending| Act::Start(pending, None)));
                 }
@@ -376,8 +409,14 @@ impl State {
         }
     }
 
-    fn sends(&mut self, to: Life, message: RRefMessage) -> Act {
+    fn sends(&mut self, to: Life, message: RRefMessage) -> Option<Act> {
+        if let RRefMessage::Rescind { fork } = message
+            && self.in_transit.contains_key(&fork)
+        {
+            // Another link broke than the one by which this fork goes.
+            return None;
+        }
         self.activity += 1;
-        Act::Send(to, message)
+        Some(Act::Send(to, message))
     }
 }
