@@ -40,7 +40,8 @@ R = TypeVar("R")
 logger = logging.getLogger("tensorcall")
 
 _ignore_rref_leak = True
-_DELETING_LIMIT = 4.0
+_DELETING_LIMIT = 100.0
+"""Seconds that a shutdown waits for references to be given back, as with torch."""
 _default_pickler: Any = _internal_rpc_pickler
 _thread_local_var = threading.local()
 

@@ -251,7 +251,7 @@ impl Inner {
     fn peer_gone(&self, rank: Rank, left: bool) {
         if let Ok(peer) = self.peer(rank) {
             self.drop_requests_of(peer);
-            self.rref_lost(peer.life());
+            if left { self.rref_left(peer.life()) } else { self.rref_lost(peer.life()) }
         }
         self.group_gone(rank, left);
     }

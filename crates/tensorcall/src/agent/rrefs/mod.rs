@@ -67,6 +67,8 @@ struct State {
     early: Vec<(Life, RRefMessage)>,
     /// Messages sent and handled: activity of a wave (TERM-1).
     activity: u64,
+    /// References that workers took with them when they left.
+    left: Vec<Leak>,
     /// Threads that wait for `changed`.
     watched: usize,
     closed: bool,
@@ -130,6 +132,7 @@ impl RRefs {
             in_transit: HashMap::new(),
             early: Vec::new(),
             activity: 0,
+            left: Vec::new(),
             watched: 0,
             closed: false,
         };
@@ -300,6 +303,12 @@ impl Inner {
                 state.owner.handle_link_broken(life);
             });
         }
+    }
+
+    /// A worker leaves in good order.
+    pub(super) fn rref_left(&self, life: Life) {
+        self.rrefs.state.lock().note_left(life);
+        self.rref_lost(life);
     }
 
     /// A life of a worker is gone for ever.
