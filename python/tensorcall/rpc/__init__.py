@@ -16,7 +16,7 @@ from typing import Any
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import _create_store_from_options, rendezvous
 
-from . import _futures, _membership, _scripts
+from . import _futures, _membership, _profiling, _scripts
 from . import api as api
 from . import backend_registry as backend_registry
 from . import constants as constants
@@ -124,6 +124,7 @@ def init_rpc(
     if _is_current_rpc_agent_set():
         raise RuntimeError("RPC is already initialized")
     _futures.patch()
+    _profiling.patch()
     store, rank, world_size = _meet(chosen, rank, world_size)
     _autograd()._init(rank)
     _init_rpc_backend(backend, store, name, rank, world_size, chosen)

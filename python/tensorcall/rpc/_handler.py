@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from .. import _tensorcall
-from . import _agent, _remote_error, _target, internal
+from . import _agent, _remote_error, _target, internal, server_process_global_profiler
 from ._coroutines import Coroutines
 from ._remote_error import ErrorCarrier, OperatorError
 from ._worker import WorkerInfo
@@ -113,7 +113,11 @@ class Handler:
         """
         if not torch.is_grad_enabled():
             torch._C._set_grad_enabled(True)
-        result = function(*args, **kwargs)
+        if server_process_global_profiler.is_on():
+            with server_process_global_profiler.serving():
+                result = function(*args, **kwargs)
+        else:
+            result = function(*args, **kwargs)
         if type(result) is CoroutineType:
             later = _tensorcall.Later(self)
             self._coroutines.start(result, later)
