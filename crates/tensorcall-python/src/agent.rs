@@ -112,6 +112,7 @@ impl Agent {
     }
 
     /// Calls what the pickle says. `label` names it in errors.
+    #[expect(clippy::too_many_arguments, reason = "arguments of Python")]
     fn call_pickled(
         &self,
         py: Python<'_>,
@@ -159,7 +160,7 @@ impl Agent {
     /// A reference to `value`, which this worker owns. `label` says in reports of leaks where it is from.
     #[pyo3(signature = (value, label=""))]
     fn make_rref(&self, value: Py<PyAny>, label: &str) -> RRef {
-        let rref = self.agent.make_rref(KeptObject::new(value), label);
+        let rref = self.agent.make_rref(KeptObject::keep(value), label);
         RRef::new(rref, Arc::clone(&self.handler))
     }
 

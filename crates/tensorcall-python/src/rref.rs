@@ -29,7 +29,7 @@ pub(crate) struct RRef {
 pub(crate) struct KeptObject(Option<Py<PyAny>>);
 
 impl KeptObject {
-    pub(crate) fn new(object: Py<PyAny>) -> Arc<dyn Any + Send + Sync> {
+    pub(crate) fn keep(object: Py<PyAny>) -> Arc<dyn Any + Send + Sync> {
         Arc::new(Self(Some(object)))
     }
 

@@ -192,7 +192,9 @@ impl Inner {
         backlog: Vec<Outbound>,
     ) {
         let link = self.next_link();
-        backlog.iter().for_each(|message| self.forks_take(link, &message.rrefs));
+        for message in &backlog {
+            self.forks_take(link, &message.rrefs);
+        }
         state.ways[lane as usize] = Way::Opening { id: link, backlog };
         drop(state);
         self.links.lock().insert(link, LinkEntry::Outgoing(Arc::clone(peer)));
@@ -243,10 +245,11 @@ impl Inner {
 
     /// Tells whom it concerns that a call has its outcome. Call without holding a lock.
     pub(super) fn settle(&self, ticket: Ticket, outcome: Result<Response>) {
-        if let Some(rref) = &ticket.rref {
-            self.end_creation(rref, &outcome);
+        let Ticket { promise, rref, .. } = ticket;
+        if let Some(rref) = rref {
+            self.end_creation(&rref, &outcome);
         }
-        ticket.promise.complete(outcome);
+        promise.complete(outcome);
     }
 }
 
