@@ -92,15 +92,17 @@ impl Inner {
             rref: request.creates.clone(),
             forks: forks.iter().map(|desc| desc.fork).collect(),
         };
+        let fetches = matches!(request.function, FunctionRef::Fetch(_));
         // References are never held back.
-        let passes = nested || matches!(request.function, FunctionRef::Fetch(_));
+        let passes = nested || fetches;
         let Ok(id) = state.calls.try_start(deadline, bytes, passes, ticket) else {
             drop(state);
             self.forks_unsent(&forks);
             return Err(CallError::Full(Box::new(request)));
         };
         let creates = request.creates.as_ref().map(|rref| self.begin_creation(rref));
-        future.is_of(id, state.calls.len() == 1);
+        // The call that makes the value does not come between a fetch and its answer.
+        future.is_of(id, state.calls.len() <= 1 + usize::from(fetches));
         let keep_alive = *state.keep_alive_at.get_or_insert(start + self.config.keepalive);
         let _handles = std::mem::take(&mut request.body.rrefs);
         let message = Outbound {
