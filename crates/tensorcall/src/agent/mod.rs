@@ -221,7 +221,9 @@ impl Agent {
             return Err(Error::usage("the group of an agent is set once"));
         }
         inner.start_group();
-        inner.pool.open();
+        if let Some(check) = inner.pool.open() {
+            inner.schedule(check);
+        }
         Ok(())
     }
 
