@@ -84,13 +84,18 @@ impl Agent {
     }
 
     /// Says who is in the group, this worker included: name, rank and contact of each. Starts serving.
-    fn open(&self, py: Python<'_>, roster: Vec<(String, u32, String)>) -> PyResult<()> {
-        let infos = roster.into_iter().map(|(name, rank, contact)| {
-            let name = WorkerName::parse(&name).map_err(|error| PyValueError::new_err(error.to_string()))?;
-            PeerInfo::from_contact(name, to_rank(rank)?, &contact).map_err(|error| to_python(&error))
-        });
+    /// Others may join a `dynamic` group later.
+    fn open(&self, py: Python<'_>, roster: Vec<(String, u32, String)>, dynamic: bool) -> PyResult<()> {
+        let infos = roster.into_iter().map(|(name, rank, contact)| peer_info(&name, rank, &contact));
         let infos = infos.collect::<PyResult<_>>()?;
-        outside(py, || self.agent.open(infos)).map_err(|error| to_python(&error))
+        let open = if dynamic { tensorcall::Agent::open_dynamic } else { tensorcall::Agent::open };
+        outside(py, || open(&self.agent, infos)).map_err(|error| to_python(&error))
+    }
+
+    /// Takes in a worker that has joined the dynamic group. Doing it again is harmless.
+    fn admit(&self, py: Python<'_>, name: &str, rank: u32, contact: &str) -> PyResult<()> {
+        let info = peer_info(name, rank, contact)?;
+        outside(py, || self.agent.admit(info)).map_err(|error| to_python(&error))
     }
 
     /// Calls the function `name` with plain data. `None` if the arguments are not plain: pickle them.
@@ -234,6 +239,11 @@ impl Agent {
         let (agent, handler) = (self.agent.clone(), Arc::clone(&self.handler));
         Call::of_rpc(future, Route { agent, handler, to, name, function })
     }
+}
+
+fn peer_info(name: &str, rank: u32, contact: &str) -> PyResult<PeerInfo> {
+    let name = WorkerName::parse(name).map_err(|error| PyValueError::new_err(error.to_string()))?;
+    PeerInfo::from_contact(name, to_rank(rank)?, contact).map_err(|error| to_python(&error))
 }
 
 fn to_rank(rank: u32) -> PyResult<Rank> {

@@ -97,7 +97,7 @@ impl Inner {
             body: request.body,
             id: Some(id),
         };
-        if self.post_locked(peer, state, message) {
+        if self.post_locked(&peer, state, message) {
             peer.state.lock().calls.set_phase(id, Phase::Sent);
         }
         self.schedule(deadline.map_or(keep_alive, |deadline| deadline.min(keep_alive)));
