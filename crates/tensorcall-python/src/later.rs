@@ -4,6 +4,8 @@
 //! thread is then free; whoever gets to know the outcome answers the caller through it. Until then the
 //! request counts as running, also for graceful shutdown (TERM-1).
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 use tensorcall::Responder;
@@ -23,10 +25,33 @@ enum State {
     /// The function has not returned and there is no outcome.
     New,
     /// The function has returned: the caller waits.
-    Owed(Responder),
+    Owed(Responder, Owed),
     /// The outcome was there before the function returned.
     Known(Answer),
     Over,
+}
+
+/// Counts answers that are owed, as long as it lives.
+struct Owed;
+
+static OWED: AtomicUsize = AtomicUsize::new(0);
+
+impl Owed {
+    fn new() -> Self {
+        OWED.fetch_add(1, Ordering::Relaxed);
+        Self
+    }
+}
+
+impl Drop for Owed {
+    fn drop(&mut self) {
+        OWED.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// How many callers wait for an answer that comes later.
+pub(crate) fn owed() -> usize {
+    OWED.load(Ordering::Relaxed)
 }
 
 impl Later {
@@ -39,7 +64,7 @@ impl Later {
                     drop(state);
                     answer.send(responder);
                 }
-                State::New => *state = State::Owed(responder),
+                State::New => *state = State::Owed(responder, Owed::new()),
                 // It stood for the result of a call before. Dropping the responder says that there is no answer.
                 before => *state = before,
             }
@@ -50,8 +75,9 @@ impl Later {
         outside(py, || {
             let mut state = self.state.lock();
             match std::mem::replace(&mut *state, State::Over) {
-                State::Owed(responder) => {
+                State::Owed(responder, owed) => {
                     drop(state);
+                    drop(owed);
                     answer.send(responder);
                     true
                 }
@@ -87,13 +113,13 @@ impl Later {
 
     /// Whether nobody waits for the answer any more: the caller cancelled the call or is gone.
     fn is_cancelled(&self) -> bool {
-        matches!(&*self.state.lock(), State::Owed(responder) if responder.is_cancelled())
+        matches!(&*self.state.lock(), State::Owed(responder, _) if responder.is_cancelled())
     }
 }
 
 impl Drop for Later {
     fn drop(&mut self) {
-        if let State::Owed(responder) = std::mem::replace(self.state.get_mut(), State::Over) {
+        if let State::Owed(responder, _) = std::mem::replace(self.state.get_mut(), State::Over) {
             // Nobody can answer any more. Saying so may have to wait for locks: not here (LOCK-1).
             spawner::spawn(move || drop(responder));
         }

@@ -22,7 +22,7 @@ mod spin;
 pub mod transport;
 
 pub use agent::{
-    Agent, CallError, Handler, InboundCall, Metrics, PeerInfo, Request, Responder, ThreadHook,
+    Agent, CallError, Fault, Faults, Handler, InboundCall, Metrics, PeerInfo, Request, Responder, ThreadHook,
     is_pool_thread, lend,
 };
 pub use config::AgentConfig;

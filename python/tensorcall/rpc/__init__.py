@@ -17,7 +17,7 @@ import torch.distributed
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import _create_store_from_options, rendezvous
 
-from . import _futures, _membership
+from . import _futures, _membership, _scripts
 from . import api as api
 from . import backend_registry as backend_registry
 from . import constants as constants
@@ -92,8 +92,8 @@ _rendezvous: list[Iterator[Any]] = []
 
 
 def is_available() -> bool:
-    """Whether RPC can be used."""
-    return True
+    """Whether RPC can be used: it can, but not in TorchScript."""
+    return not (_scripts.refusing and _scripts.is_compiling(1))
 
 
 def init_rpc(
@@ -148,8 +148,15 @@ def _choose_backend(backend: Any, given: Any) -> tuple[Any, Any]:
 
 
 def _infer_backend(given: RpcBackendOptions) -> Any:
-    for candidate in backend_registry.BackendType:
-        if isinstance(given, type(backend_registry.construct_rpc_backend_options(candidate))):
+    kinds = {
+        candidate: type(backend_registry.construct_rpc_backend_options(candidate))
+        for candidate in backend_registry.BackendType
+    }
+    for candidate, kind in kinds.items():
+        if type(given) is kind:
+            return candidate
+    for candidate, kind in kinds.items():
+        if isinstance(given, kind):
             return candidate
     raise TypeError(f"Could not infer backend for options {given}")
 

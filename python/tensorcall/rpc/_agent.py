@@ -233,6 +233,7 @@ def enable_gil_profiling(flag: bool) -> None:
     """Whether the metrics tell how long requests wait for the GIL."""
     global _gil_profiling
     _gil_profiling = bool(flag)
+    _tensorcall.measure_gil_waits(_gil_profiling)
 
 
 def _hook() -> None:

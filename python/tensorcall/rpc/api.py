@@ -25,6 +25,7 @@ from ._futures import Future
 from ._gather import AllGatherStates as AllGatherStates
 from ._gather import Round
 from ._rref import MISSING, PyRRef, RRef, debug_info
+from ._scripts import eager_only
 from ._worker import WorkerInfo
 from .constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
 from .internal import _internal_rpc_pickler
@@ -100,6 +101,7 @@ def get_worker_info(worker_name: str | int | None = None) -> WorkerInfo:
     return info
 
 
+@eager_only
 @_require_initialized
 def rpc_sync(
     to: str | WorkerInfo | int,
@@ -131,6 +133,7 @@ def rpc_sync(
     return _call.take(call)
 
 
+@eager_only
 @_require_initialized
 def rpc_async(
     to: str | WorkerInfo | int,
@@ -160,6 +163,7 @@ def rpc_async(
     return future
 
 
+@eager_only
 @_require_initialized
 def remote(
     to: str | WorkerInfo | int,

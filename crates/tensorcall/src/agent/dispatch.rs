@@ -72,6 +72,7 @@ impl Events for Inner {
         if let Some(again) = self.pool.tick(now) {
             self.schedule(again);
         }
+        self.tick_faults(now);
         self.tick_requests(now);
         self.tick_group(now);
     }

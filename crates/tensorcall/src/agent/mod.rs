@@ -4,6 +4,7 @@
 //! - `calls.rs`: making a call, and the way to a peer
 //! - `peers.rs`: the other workers and the way to each
 //! - `dispatch.rs`: from an event of a transport to what happens
+//! - `faults.rs`: what tests let happen to messages on their way out
 //! - `pool.rs`: threads that run functions
 //! - `serve.rs`: a request on its way through the pool and back
 //! - `shutdown.rs`: agreeing that the group is quiet, and closing
@@ -13,6 +14,7 @@
 
 mod calls;
 mod dispatch;
+mod faults;
 mod peers;
 mod pool;
 mod serve;
@@ -30,6 +32,8 @@ use tensorcall_proto::serving::Serving;
 use tensorcall_proto::wire::message::{Message, Phase};
 
 pub use self::calls::{CallError, Request};
+use self::faults::FaultLine;
+pub use self::faults::{Fault, Faults};
 pub use self::peers::PeerInfo;
 use self::peers::{Peer, Peers};
 pub use self::pool::ThreadHook;
@@ -104,6 +108,8 @@ pub(crate) struct Inner {
     alarm: Arc<Alarm>,
     /// Outcomes that are being handed to their futures: part of what a wave counts.
     completing: AtomicU64,
+    /// Only in tests.
+    fault_line: Option<FaultLine>,
     /// No more calls are made or taken.
     closed: AtomicBool,
 }
@@ -164,6 +170,7 @@ impl Agent {
             Credentials { me: me.clone(), job: config.job.clone(), secret: config.secret.clone() };
         let limits = config.limits;
         let alarm = Arc::new(Alarm::new(now()));
+        let fault_line = config.faults.clone().map(FaultLine::new);
         let inner = Arc::new_cyclic(|this| Inner {
             this: this.clone(),
             me: me.clone(),
@@ -179,6 +186,7 @@ impl Agent {
             transports: OnceLock::new(),
             alarm: Arc::clone(&alarm),
             completing: AtomicU64::new(0),
+            fault_line,
             closed: AtomicBool::new(false),
         });
         let weak = Arc::downgrade(&inner);

@@ -17,6 +17,7 @@ use tensorcall_proto::termination::{
 };
 use tensorcall_proto::wire::message::{GoodbyeReason, Message};
 
+use super::faults::FaultLine;
 use super::peers::{Peer, Peers};
 use super::{Inner, LinkEntry};
 use crate::clock::now;
@@ -218,6 +219,7 @@ impl Inner {
     fn counts(&self) -> Counts {
         let peers = || self.peers.get().into_iter().flat_map(Peers::iter);
         let outstanding: usize = peers().map(|peer| peer.state.lock().calls.unanswered()).sum();
+        let held = self.fault_line.as_ref().map_or(0, FaultLine::held);
         let completing = self.completing.load(Ordering::SeqCst);
         let tasks = self.pool.counts().tasks;
         let (serving, received) = {
@@ -226,7 +228,7 @@ impl Inner {
         };
         let started: u64 = peers().map(|peer| peer.state.lock().calls.started()).sum();
         Counts {
-            outstanding: outstanding as u64,
+            outstanding: (outstanding + held) as u64,
             processing: completing + (tasks + serving) as u64,
             activity: started + received,
         }
