@@ -4,9 +4,10 @@
 //! thread is then free; whoever gets to know the outcome answers the caller through it. Until then the
 //! request counts as running, also for graceful shutdown (TERM-1).
 
-use parking_lot::Mutex;
 use pyo3::prelude::*;
 use tensorcall::Responder;
+use tensorcall::fork::Home;
+use tensorcall::sync::Mutex;
 
 use crate::gil::outside;
 use crate::handler::{Answer, PyHandler};
@@ -16,6 +17,7 @@ use crate::spawner;
 #[pyclass(frozen, module = "tensorcall._tensorcall")]
 pub(crate) struct Later {
     handler: PyHandler,
+    home: Home,
     state: Mutex<State>,
 }
 
@@ -47,6 +49,9 @@ impl Later {
     }
 
     fn answer(&self, py: Python<'_>, answer: Answer) -> bool {
+        if !self.home.is_here() {
+            return false;
+        }
         outside(py, || {
             let mut state = self.state.lock();
             match std::mem::replace(&mut *state, State::Over) {
@@ -72,7 +77,7 @@ impl Later {
 impl Later {
     #[new]
     fn new(handler: Py<PyAny>) -> Self {
-        Self { handler: PyHandler(handler), state: Mutex::new(State::New) }
+        Self { handler: PyHandler(handler), home: Home::here(), state: Mutex::new(State::New) }
     }
 
     /// The function's result is `result`. False if there was an outcome before.
@@ -87,12 +92,16 @@ impl Later {
 
     /// Whether nobody waits for the answer any more: the caller cancelled the call or is gone.
     fn is_cancelled(&self) -> bool {
-        matches!(&*self.state.lock(), State::Owed(responder) if responder.is_cancelled())
+        !self.home.is_here()
+            || matches!(&*self.state.lock(), State::Owed(responder) if responder.is_cancelled())
     }
 }
 
 impl Drop for Later {
     fn drop(&mut self) {
+        if !self.home.is_here() {
+            return;
+        }
         if let State::Owed(responder) = std::mem::replace(self.state.get_mut(), State::Over) {
             // Nobody can answer any more. Saying so may have to wait for locks: not here (LOCK-1).
             spawner::spawn(move || drop(responder));
