@@ -153,7 +153,7 @@ impl Agent {
     /// Waits until nothing is under way in the whole group; every worker has to call this. `leaving`
     /// says that this one closes next. Raises after `timeout` seconds; 0 means no limit.
     fn join(&self, py: Python<'_>, timeout: f64, leaving: bool) -> PyResult<()> {
-        let failure = parking_lot::Mutex::new(None);
+        let failure = tensorcall::sync::Mutex::new(None);
         let quiet = wait_in_slices(py, limit(timeout).map(|limit| time::now() + limit), |until| {
             let result = self.agent.quiesce(leaving, until);
             let over = result.as_ref().err().is_none_or(|error| error.kind() != ErrorKind::Timeout);
@@ -214,7 +214,7 @@ impl Agent {
                 Err(CallError::Full(full)) => request = *full,
             }
             // Held back: too much is under way to that worker.
-            let failure = parking_lot::Mutex::new(None);
+            let failure = tensorcall::sync::Mutex::new(None);
             let bytes = request.body.len();
             let room =
                 wait_in_slices(py, until, |slice| match self.agent.wait_for_room(rank, bytes, slice) {

@@ -6,9 +6,10 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use parking_lot::Mutex;
 use pyo3::prelude::*;
 use tensorcall::Responder;
+use tensorcall::fork::Home;
+use tensorcall::sync::Mutex;
 
 use crate::gil::outside;
 use crate::handler::{Answer, PyHandler};
@@ -18,6 +19,7 @@ use crate::spawner;
 #[pyclass(frozen, module = "tensorcall._tensorcall")]
 pub(crate) struct Later {
     handler: PyHandler,
+    home: Home,
     state: Mutex<State>,
 }
 
@@ -72,6 +74,9 @@ impl Later {
     }
 
     fn answer(&self, py: Python<'_>, answer: Answer) -> bool {
+        if !self.home.is_here() {
+            return false;
+        }
         outside(py, || {
             let mut state = self.state.lock();
             match std::mem::replace(&mut *state, State::Over) {
@@ -98,7 +103,7 @@ impl Later {
 impl Later {
     #[new]
     fn new(handler: Py<PyAny>) -> Self {
-        Self { handler: PyHandler(handler), state: Mutex::new(State::New) }
+        Self { handler: PyHandler(handler), home: Home::here(), state: Mutex::new(State::New) }
     }
 
     /// The function's result is `result`. False if there was an outcome before.
@@ -113,12 +118,16 @@ impl Later {
 
     /// Whether nobody waits for the answer any more: the caller cancelled the call or is gone.
     fn is_cancelled(&self) -> bool {
-        matches!(&*self.state.lock(), State::Owed(responder, _) if responder.is_cancelled())
+        !self.home.is_here()
+            || matches!(&*self.state.lock(), State::Owed(responder, _) if responder.is_cancelled())
     }
 }
 
 impl Drop for Later {
     fn drop(&mut self) {
+        if !self.home.is_here() {
+            return;
+        }
         if let State::Owed(responder, _) = std::mem::replace(self.state.get_mut(), State::Over) {
             // Nobody can answer any more. Saying so may have to wait for locks: not here (LOCK-1).
             spawner::spawn(move || drop(responder));

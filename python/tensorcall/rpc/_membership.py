@@ -94,6 +94,7 @@ def join(
     deadline = Deadline.of_rendezvous(options.rpc_timeout)
     meeting = _Meeting(store, rank, world_size, deadline)
     native: _tensorcall.Agent | None = None
+    _agent.prepare()
     try:
         job, secret = meeting.agree_on_job()
         entry = {"name": name, "world_size": world_size, "secret": _fingerprint(secret, job)}

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch.futures
 from typing_extensions import ParamSpec
 
-from . import _agent, _call
+from . import _agent, _call, _fork
 from ._agent import enable_gil_profiling as enable_gil_profiling
 from ._futures import Future
 from ._gather import AllGatherStates as AllGatherStates
@@ -46,7 +46,7 @@ def _require_initialized(func: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(func)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         if _agent._current is None:
-            raise RuntimeError("RPC has not been initialized. Call torch.distributed.rpc.init_rpc first.")
+            raise _agent.not_set(_agent.NOT_INITIALIZED)
         return func(*args, **kwargs)
 
     return wrapper
@@ -207,6 +207,12 @@ _all_gather_sequence_id: dict[str, int] = {}
 _all_gather_sequence_id_to_states: collections.defaultdict[str, AllGatherStates] = collections.defaultdict(
     AllGatherStates
 )
+
+
+@_fork.in_child
+def _forget_rounds() -> None:
+    global _all_gather_dict_lock
+    _all_gather_dict_lock = threading.RLock()
 
 
 def _init_rpc_states(agent: Any) -> None:

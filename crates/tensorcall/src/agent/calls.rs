@@ -128,7 +128,7 @@ impl Inner {
     fn post_locked(
         &self,
         peer: &Arc<Peer>,
-        mut state: parking_lot::MutexGuard<'_, peers::PeerState>,
+        mut state: crate::sync::MutexGuard<'_, peers::PeerState>,
         message: Outbound,
     ) -> bool {
         let lane = self.lane(peer, &message);
@@ -177,7 +177,7 @@ impl Inner {
     fn open_way(
         &self,
         peer: &Arc<Peer>,
-        mut state: parking_lot::MutexGuard<'_, peers::PeerState>,
+        mut state: crate::sync::MutexGuard<'_, peers::PeerState>,
         lane: Lane,
         backlog: Vec<Outbound>,
     ) {

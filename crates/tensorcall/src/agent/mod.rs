@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 use tensorcall_proto::ids::{Identity, Incarnation, MessageId, Rank, WorkerName};
 use tensorcall_proto::in_flight::Window;
 use tensorcall_proto::serving::Serving;
@@ -44,6 +44,7 @@ use crate::buffer::BufferPool;
 use crate::clock::now;
 use crate::config::AgentConfig;
 use crate::error::{Error, ErrorKind, Result};
+use crate::fork::Home;
 use crate::future::RpcFuture;
 use crate::transport::alarm::Alarm;
 use crate::transport::memory::{Hub, MemoryTransport};
@@ -62,14 +63,18 @@ struct EndOnDrop(Weak<Inner>);
 
 impl Drop for EndOnDrop {
     fn drop(&mut self) {
-        if let Some(inner) = self.0.upgrade() {
+        let Some(inner) = self.0.upgrade() else { return };
+        if inner.home.is_here() {
             inner.close(false, now());
+        } else {
+            // Its locks, threads and descriptors are not ours to end: it stays as it is (FORK-1).
+            std::mem::forget(inner);
         }
     }
 }
 
 /// Numbers about an agent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Metrics {
     /// Functions that may be at work at once.
     pub thread_pool_size: usize,
@@ -92,6 +97,7 @@ pub struct Metrics {
 pub(crate) struct Inner {
     /// This very object, for requests that outlive a borrow.
     this: Weak<Self>,
+    home: Home,
     me: Identity,
     config: AgentConfig,
     handler: Arc<dyn Handler>,
@@ -173,6 +179,7 @@ impl Agent {
         let fault_line = config.faults.clone().map(FaultLine::new);
         let inner = Arc::new_cyclic(|this| Inner {
             this: this.clone(),
+            home: Home::here(),
             me: me.clone(),
             config,
             handler,
@@ -217,6 +224,7 @@ impl Agent {
     /// [`ErrorKind::Usage`] if names or ranks repeat, or if this worker is missing.
     pub fn open(&self, group: Vec<PeerInfo>) -> Result<()> {
         let inner = &self.inner;
+        inner.check_home()?;
         let window = Window {
             max_calls: inner.config.max_outstanding_calls,
             max_bytes: inner.config.max_outstanding_bytes,
@@ -274,6 +282,7 @@ impl Agent {
     ///
     /// See [`CallError`] and [`Agent::call`].
     pub fn try_call(&self, to: Rank, request: Request) -> Result<RpcFuture, CallError> {
+        self.inner.check_home().map_err(CallError::Failed)?;
         self.inner.call(to, request)
     }
 
@@ -283,6 +292,7 @@ impl Agent {
     ///
     /// As [`Agent::call`].
     pub fn wait_for_room(&self, to: Rank, bytes: u64, limit: Option<Instant>) -> Result<bool> {
+        self.inner.check_home()?;
         let peer = self.inner.peer(to)?;
         let mut state = peer.state.lock();
         while state.gone.is_none() && !self.inner.is_closed() && !state.calls.has_room(bytes) {
@@ -308,7 +318,7 @@ impl Agent {
     /// Gives up a call to `to`: its future fails, and the callee does not run it if it has not begun.
     /// Tells whether the call was still under way.
     pub fn cancel(&self, to: Rank, call: MessageId) -> bool {
-        let Ok(peer) = self.inner.peer(to) else { return false };
+        let Ok(peer) = self.inner.check_home().and_then(|()| self.inner.peer(to)) else { return false };
         let Some(ticket) = peer.state.lock().calls.abandon(call) else { return false };
         let text = format!("the call of {} on worker '{}' was cancelled", ticket.function, peer.name());
         self.inner.complete(|| Some((ticket, Err(Error::new(ErrorKind::Cancelled, text)))));
@@ -319,18 +329,25 @@ impl Agent {
 
     /// Runs `task` on a pool thread that does not count as one of `num_worker_threads`.
     pub fn spawn(&self, task: impl FnOnce() + Send + 'static) {
-        self.inner.pool.spawn(Box::new(task));
+        if self.is_here() {
+            self.inner.pool.spawn(Box::new(task));
+        } else {
+            std::mem::forget(task);
+        }
     }
 
     /// Runs `body`, which may take as long as the agent lives, on a thread of its own. It counts neither
     /// as a thread of the pool nor as something that [`Agent::quiesce`] waits for; calls that it makes
     /// are taken to be part of a request that this worker serves. Tells whether there is such a thread.
     pub fn run_apart(&self, body: impl FnOnce() + Send + 'static) -> bool {
-        self.inner.pool.run_apart(Box::new(body))
+        self.is_here() && self.inner.pool.run_apart(Box::new(body))
     }
 
     /// Workers that are gone: those that were lost, and those that said goodbye.
     pub fn gone(&self) -> Vec<Rank> {
+        if !self.is_here() {
+            return Vec::new();
+        }
         let peers = self.inner.peers.get().into_iter().flat_map(Peers::iter);
         peers.filter(|peer| peer.state.lock().gone.is_some()).map(|peer| peer.rank()).collect()
     }
@@ -343,6 +360,7 @@ impl Agent {
     ///
     /// [`ErrorKind::Timeout`], naming those who were waited for.
     pub fn quiesce(&self, leaving: bool, limit: Option<Instant>) -> Result<()> {
+        self.inner.check_home()?;
         self.inner.quiesce(leaving, limit)
     }
 
@@ -350,22 +368,30 @@ impl Agent {
     /// [`Agent::quiesce`] nothing is lost by it. What is still queued to peers is sent until `limit`.
     /// Functions that run are not waited for. Doing it again is harmless.
     pub fn close(&self, graceful: bool, limit: Instant) {
-        self.inner.close(graceful, limit);
+        if self.is_here() {
+            self.inner.close(graceful, limit);
+        }
     }
 
     /// Waits until the pool's threads have ended, which they do once closed and idle; tells whether.
     pub fn wait_threads_ended(&self, limit: Instant) -> bool {
-        self.inner.pool.wait_ended(limit)
+        !self.is_here() || self.inner.pool.wait_ended(limit)
     }
 
-    /// Whether [`Agent::close`] was called.
+    /// Whether [`Agent::close`] was called, or this is a forked child of the agent's process.
     pub fn is_closed(&self) -> bool {
-        self.inner.is_closed()
+        self.inner.is_closed() || !self.is_here()
     }
 
-    /// Numbers about this agent.
+    /// Whether this is the process that the agent was started in, and not a forked child of it. There its
+    /// calls fail, closing it changes nothing, and it uses none of what it had in its parent (FORK-1).
+    pub fn is_here(&self) -> bool {
+        self.inner.home.is_here()
+    }
+
+    /// Numbers about this agent; all zero in a forked child.
     pub fn metrics(&self) -> Metrics {
-        self.inner.metrics()
+        if self.is_here() { self.inner.metrics() } else { Metrics::default() }
     }
 }
 
@@ -394,6 +420,13 @@ impl Inner {
 
     fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
+    }
+
+    /// # Errors
+    ///
+    /// [`ErrorKind::Forked`] in a forked child.
+    fn check_home(&self) -> Result<()> {
+        if self.home.is_here() { Ok(()) } else { Err(Error::forked(Some(&self.me.name))) }
     }
 
     fn peer(&self, rank: Rank) -> Result<&Arc<Peer>> {

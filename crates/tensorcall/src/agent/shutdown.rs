@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use crate::sync::{Condvar, Mutex};
 use tensorcall_proto::ids::{Identity, Rank};
 use tensorcall_proto::termination::{
     Config, Counts, Effect, Termination, TerminationMessage, WaitReason, WaitingFor,
