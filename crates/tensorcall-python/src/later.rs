@@ -4,10 +4,13 @@
 //! thread is then free; whoever gets to know the outcome answers the caller through it. Until then the
 //! request counts as running, also for graceful shutdown (TERM-1).
 
+use std::sync::Arc;
+
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 use tensorcall::Responder;
 
+use crate::bell::{Bell, Shared};
 use crate::gil::outside;
 use crate::handler::{Answer, PyHandler};
 use crate::spawner;
@@ -17,6 +20,8 @@ use crate::spawner;
 pub(crate) struct Later {
     handler: PyHandler,
     state: Mutex<State>,
+    /// To be rung with this number if the call is cancelled; until the function has returned.
+    cancelled: Mutex<Option<(Arc<Shared>, u64)>>,
 }
 
 enum State {
@@ -39,7 +44,12 @@ impl Later {
                     drop(state);
                     answer.send(responder);
                 }
-                State::New => *state = State::Owed(responder),
+                State::New => {
+                    if let Some((bell, number)) = self.cancelled.lock().take() {
+                        responder.on_cancelled(move || bell.ring(number));
+                    }
+                    *state = State::Owed(responder);
+                }
                 // It stood for the result of a call before. Dropping the responder says that there is no answer.
                 before => *state = before,
             }
@@ -72,7 +82,7 @@ impl Later {
 impl Later {
     #[new]
     fn new(handler: Py<PyAny>) -> Self {
-        Self { handler: PyHandler(handler), state: Mutex::new(State::New) }
+        Self { handler: PyHandler(handler), state: Mutex::new(State::New), cancelled: Mutex::default() }
     }
 
     /// The function's result is `result`. False if there was an outcome before.
@@ -83,6 +93,16 @@ impl Later {
     /// The function failed with `error`. False if there was an outcome before.
     fn raised(&self, py: Python<'_>, error: &Bound<'_, PyAny>) -> bool {
         self.answer(py, Answer::of(py, self.handler.pack_exception(py, error)))
+    }
+
+    /// Rings `bell` with `number` once nobody waits for the answer any more, unless it is given before.
+    fn ring_when_cancelled(&self, py: Python<'_>, bell: &Bell, number: u64) {
+        let bell = bell.shared();
+        outside(py, || match &*self.state.lock() {
+            State::New => *self.cancelled.lock() = Some((bell, number)),
+            State::Owed(responder) => responder.on_cancelled(move || bell.ring(number)),
+            State::Known(_) | State::Over => {}
+        });
     }
 
     /// Whether nobody waits for the answer any more: the caller cancelled the call or is gone.
