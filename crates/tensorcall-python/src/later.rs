@@ -4,6 +4,7 @@
 //! thread is then free; whoever gets to know the outcome answers the caller through it. Until then the
 //! request counts as running, also for graceful shutdown (TERM-1).
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pyo3::prelude::*;
@@ -11,6 +12,7 @@ use tensorcall::Responder;
 use tensorcall::fork::Home;
 use tensorcall::sync::Mutex;
 
+use crate::bell::{Bell, Shared};
 use crate::gil::outside;
 use crate::handler::{Answer, PyHandler};
 use crate::spawner;
@@ -21,6 +23,8 @@ pub(crate) struct Later {
     handler: PyHandler,
     home: Home,
     state: Mutex<State>,
+    /// To be rung with this number if the call is cancelled; until the function has returned.
+    cancelled: Mutex<Option<(Arc<Shared>, u64)>>,
 }
 
 enum State {
@@ -66,7 +70,12 @@ impl Later {
                     drop(state);
                     answer.send(responder);
                 }
-                State::New => *state = State::Owed(responder, Owed::new()),
+                State::New => {
+                    if let Some((bell, number)) = self.cancelled.lock().take() {
+                        responder.on_cancelled(move || bell.ring(number));
+                    }
+                    *state = State::Owed(responder, Owed::new());
+                }
                 // It stood for the result of a call before. Dropping the responder says that there is no answer.
                 before => *state = before,
             }
@@ -103,7 +112,8 @@ impl Later {
 impl Later {
     #[new]
     fn new(handler: Py<PyAny>) -> Self {
-        Self { handler: PyHandler(handler), home: Home::here(), state: Mutex::new(State::New) }
+        let state = Mutex::new(State::New);
+        Self { handler: PyHandler(handler), home: Home::here(), state, cancelled: Mutex::default() }
     }
 
     /// The function's result is `result`. False if there was an outcome before.
@@ -114,6 +124,16 @@ impl Later {
     /// The function failed with `error`. False if there was an outcome before.
     fn raised(&self, py: Python<'_>, error: &Bound<'_, PyAny>) -> bool {
         self.answer(py, Answer::of(py, self.handler.pack_exception(py, error)))
+    }
+
+    /// Rings `bell` with `number` once nobody waits for the answer any more, unless it is given before.
+    fn ring_when_cancelled(&self, py: Python<'_>, bell: &Bell, number: u64) {
+        let bell = bell.shared();
+        outside(py, || match &*self.state.lock() {
+            State::New => *self.cancelled.lock() = Some((bell, number)),
+            State::Owed(responder, _) => responder.on_cancelled(move || bell.ring(number)),
+            State::Known(_) | State::Over => {}
+        });
     }
 
     /// Whether nobody waits for the answer any more: the caller cancelled the call or is gone.

@@ -13,7 +13,7 @@ import numbers
 import os
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlparse
 
 import torch.distributed
@@ -279,9 +279,11 @@ def _disable_jit_rref_pickle() -> None:
     """Nothing: there are no RRefs yet that a script could pickle."""
 
 
-def __getattr__(name: str) -> Any:
-    if name == "BackendType":
-        return backend_registry.BackendType
-    if name in ("_all_gather", "_barrier", "_wait_all", "_wait_all_workers"):
-        return getattr(api, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # a type checker would take any name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        if name == "BackendType":
+            return backend_registry.BackendType
+        if name in ("_all_gather", "_barrier", "_wait_all", "_wait_all_workers"):
+            return getattr(api, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

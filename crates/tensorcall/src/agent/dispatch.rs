@@ -227,6 +227,7 @@ impl Inner {
     fn drop_requests_of(&self, peer: &Peer) {
         let Identity { rank, incarnation, .. } = peer.info.identity;
         let dropped = self.serving.lock().peer_lost(rank, incarnation);
+        self.cancels.tell_all_of(rank, incarnation);
         if !dropped.is_empty() {
             tracing::info!(peer = %peer.info.identity, count = dropped.len(), "requests dropped");
         }

@@ -3,6 +3,7 @@
 //! - `mod.rs`: the public handle
 //! - `calls.rs`: making a call, and the way to a peer
 //! - `peers.rs`: the other workers and the way to each
+//! - `cancels.rs`: who is told of a cancelled request
 //! - `dispatch.rs`: from an event of a transport to what happens
 //! - `faults.rs`: what tests let happen to messages on their way out
 //! - `pool.rs`: threads that run functions
@@ -13,6 +14,7 @@
 //! a peer's state before the table of links.
 
 mod calls;
+mod cancels;
 mod dispatch;
 mod faults;
 mod peers;
@@ -32,6 +34,7 @@ use tensorcall_proto::serving::Serving;
 use tensorcall_proto::wire::message::{Message, Phase};
 
 pub use self::calls::{CallError, Request};
+use self::cancels::Cancels;
 use self::faults::FaultLine;
 pub use self::faults::{Fault, Faults};
 pub use self::peers::PeerInfo;
@@ -106,6 +109,7 @@ pub(crate) struct Inner {
     links: Mutex<HashMap<LinkId, LinkEntry>>,
     next_link: AtomicU64,
     serving: Mutex<Serving<()>>,
+    cancels: Cancels,
     /// When slow requests are looked for next; `None` while there are no requests.
     look_at: Mutex<Option<Instant>>,
     group: Group,
@@ -188,6 +192,7 @@ impl Agent {
             links: Mutex::default(),
             next_link: AtomicU64::new(1),
             serving: Mutex::new(Serving::new()),
+            cancels: Cancels::default(),
             look_at: Mutex::default(),
             group: Group::default(),
             transports: OnceLock::new(),
