@@ -121,13 +121,9 @@ fn a_worker_that_died_comes_back_as_another_life() {
     join(&agents[..1], &agents[1]);
     let pending = call(&agents[0], 1, "wait", b"").unwrap();
 
-    let [again] = <[_; 1]>::try_from(strangers(
-        Kind::Unix,
-        1,
-        |config| *config = common::config(1),
-        functions,
-    ))
-    .unwrap();
+    let [again] =
+        <[_; 1]>::try_from(strangers(Kind::Unix, 1, |config| *config = common::config(1), functions))
+            .unwrap();
     join(&agents[..1], &again);
 
     let error = answer(&pending).unwrap_err();

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import atexit
-import os
 import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .. import _tensorcall
+from . import _fork
 from ._worker import WorkerInfo
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ NOT_SET = (
     "Current RPC agent is not set! Did you initialize the RPC framework (e.g. by calling `rpc.init_rpc`)?"
 )
 
+
+NOT_INITIALIZED = "RPC has not been initialized. Call torch.distributed.rpc.init_rpc first."
 
 _EXIT_PATIENCE = 0.5
 """Seconds that functions of other workers get to end when the interpreter does (EXIT-1)."""
@@ -179,7 +181,8 @@ class TensorPipeAgent(RpcAgent):
 
 
 _current: Any = None
-_foreign: list[Any] = []
+_parent: str | None = None
+"""Name of the worker that this process was forked from, if it was."""
 _lock = threading.Lock()
 _hooked = False
 _exiting = False
@@ -193,8 +196,18 @@ def current() -> Any:
         RuntimeError: there is none.
     """
     if _current is None:
-        raise RuntimeError(NOT_SET)
+        raise not_set(NOT_SET)
     return _current
+
+
+def not_set(text: str) -> RuntimeError:
+    """The error that says `text` because there is no agent, and why, if that is not plain."""
+    if _parent is not None:
+        text += (
+            f" This process was forked from worker '{_parent}', whose agent does not work here: to make "
+            "calls, call init_rpc with a name of its own."
+        )
+    return RuntimeError(text)
 
 
 def is_set() -> bool:
@@ -208,7 +221,7 @@ def set_current(agent: Any) -> None:
     with _lock:
         if _current is not None:
             raise RuntimeError("RPC is already initialized")
-        _hook()
+        prepare()
         _current = agent
     if isinstance(agent, TensorPipeAgent):
         try:
@@ -233,14 +246,16 @@ def enable_gil_profiling(flag: bool) -> None:
     """Whether the metrics tell how long requests wait for the GIL."""
     global _gil_profiling
     _gil_profiling = bool(flag)
+    _tensorcall.measure_gil_waits(_gil_profiling)
 
 
-def _hook() -> None:
+def prepare() -> None:
+    """From now on the end of the interpreter and forks are noticed."""
     global _hooked
+    _fork.hook()
     if not _hooked:
         _hooked = True
         atexit.register(_close_at_exit)
-        os.register_at_fork(after_in_child=_disown)
 
 
 def _close_at_exit() -> None:
@@ -258,11 +273,11 @@ def _close_at_exit() -> None:
             agent.shutdown()
 
 
-def _disown() -> None:
-    # A forked child has none of the agent's threads: it may neither use nor destroy it (FORK-1).
-    global _current, _lock
-    _tensorcall.after_fork_in_child()
+@_fork.in_child
+def _disown() -> Any:
+    global _current, _lock, _parent
     _lock = threading.Lock()
-    if _current is not None:
-        _foreign.append(_current)
-        _current = None
+    inherited, _current = _current, None
+    if isinstance(inherited, TensorPipeAgent):
+        _parent = inherited._me.name
+    return inherited

@@ -76,9 +76,14 @@ class Deadline:
 
 
 def join(
-    store: Store, name: str, rank: int, world_size: int, options: TensorPipeRpcBackendOptions
+    store: Store,
+    name: str,
+    rank: int,
+    world_size: int,
+    options: TensorPipeRpcBackendOptions,
+    kind: type[_agent.TensorPipeAgent] = _agent.TensorPipeAgent,
 ) -> _agent.TensorPipeAgent:
-    """Meet the other workers and start this one's agent, which is then the current one.
+    """Meet the other workers and start this one's agent, of class `kind`, which is then the current one.
 
     Returns when every worker of the group serves.
 
@@ -89,6 +94,7 @@ def join(
     deadline = Deadline.of_rendezvous(options.rpc_timeout)
     meeting = _Meeting(store, rank, world_size, deadline)
     native: _tensorcall.Agent | None = None
+    _agent.prepare()
     try:
         job, secret = meeting.agree_on_job()
         entry = {"name": name, "world_size": world_size, "secret": _fingerprint(secret, job)}
@@ -106,6 +112,7 @@ def join(
                 num_worker_threads=options.num_worker_threads,
                 host=_listen_host(options.init_method),
                 handler=handler,
+                faults=options._faults(),
             )
         except Exception as error:
             meeting.spoil(f"worker {name!r} (rank {rank}) cannot join: {error}")
@@ -115,7 +122,7 @@ def join(
         meeting.enter(entry | {"contact": native.contact()})
         roster = meeting.roster()
         infos = [WorkerInfo(member, other) for member, other, _ in roster]
-        agent = _agent.TensorPipeAgent(native, infos, roster, store, options, handler)
+        agent = kind(native, infos, roster, store, options, handler)
         api._init_rpc_states(agent)
         try:
             meeting.wait_until_all_serve()

@@ -73,6 +73,7 @@ impl Events for Inner {
         if let Some(again) = self.pool.tick(now) {
             self.schedule(again);
         }
+        self.tick_faults(now);
         self.tick_requests(now);
         self.tick_group(now);
     }
@@ -230,6 +231,7 @@ impl Inner {
 
     fn drop_requests_of(&self, peer: &Identity) {
         let dropped = self.serving.lock().peer_lost(peer.rank, peer.incarnation);
+        self.cancels.tell_all_of(peer.rank, peer.incarnation);
         if !dropped.is_empty() {
             tracing::info!(%peer, count = dropped.len(), "requests dropped");
         }

@@ -6,17 +6,17 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use parking_lot::RwLock;
 use tensorcall_proto::ids::{Identity, Incarnation, Rank, WorkerName};
 use tensorcall_proto::in_flight::Window;
 
 use super::peers::{Peer, PeerInfo};
 use crate::error::{Error, Result};
+use crate::sync::Mutex;
 
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Members {
-    table: RwLock<Table>,
+    table: Mutex<Table>,
     window: Window,
     kind: GroupKind,
 }
@@ -67,7 +67,7 @@ impl Members {
             }
             table.insert(info, window);
         }
-        Ok(Self { table: RwLock::new(table), window, kind })
+        Ok(Self { table: Mutex::new(table), window, kind })
     }
 
     /// Takes in a worker that has joined a dynamic group. Doing it again is harmless.
@@ -85,7 +85,7 @@ impl Members {
         {
             return Err(not_unique(&name, holder.rank(), rank));
         }
-        let mut table = self.table.write();
+        let mut table = self.table.lock();
         if table.former.contains(&(rank, incarnation)) {
             return Err(Error::usage(format!("this life of worker '{name}' is over")));
         }
@@ -105,22 +105,22 @@ impl Members {
     }
 
     fn other_with_name(&self, name: &WorkerName, rank: Rank) -> Option<Arc<Peer>> {
-        let table = self.table.read();
+        let table = self.table.lock();
         let other = table.by_name.get(name).filter(|other| **other != rank)?;
         table.by_rank.get(other).cloned()
     }
 
     pub(crate) fn get(&self, rank: Rank) -> Option<Arc<Peer>> {
-        self.table.read().by_rank.get(&rank).cloned()
+        self.table.lock().by_rank.get(&rank).cloned()
     }
 
     pub(crate) fn rank_of(&self, name: &WorkerName) -> Option<Rank> {
-        self.table.read().by_name.get(name).copied()
+        self.table.lock().by_name.get(name).copied()
     }
 
     /// Whether a worker that proved to be of the job may call us: it is a member, or may become one.
     pub(crate) fn may_call(&self, identity: &Identity) -> bool {
-        let table = self.table.read();
+        let table = self.table.lock();
         match table.by_rank.get(&identity.rank) {
             Some(peer) if peer.info.identity == *identity => true,
             _ => {
@@ -131,11 +131,11 @@ impl Members {
     }
 
     pub(crate) fn all(&self) -> Vec<Arc<Peer>> {
-        self.table.read().by_rank.values().cloned().collect()
+        self.table.lock().by_rank.values().cloned().collect()
     }
 
     pub(crate) fn ranks(&self) -> Vec<Rank> {
-        self.table.read().by_rank.keys().copied().collect()
+        self.table.lock().by_rank.keys().copied().collect()
     }
 
     pub(crate) fn kind(&self) -> GroupKind {

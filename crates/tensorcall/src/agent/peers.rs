@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use crate::sync::{Condvar, Mutex};
 use serde::{Deserialize, Serialize};
 use tensorcall_proto::ids::{Identity, Incarnation, MessageId, Rank, WorkerName};
 use tensorcall_proto::in_flight::{InFlight, Window};

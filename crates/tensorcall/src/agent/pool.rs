@@ -19,11 +19,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
 use tensorcall_proto::ids::WorkerName;
 use tensorcall_proto::wire::message::FailureKind;
 
 use crate::clock::now;
+use crate::fork::Home;
+use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// A nested call starts without a place after the pool has been still for this long.
 const STALL: Duration = Duration::from_millis(20);
@@ -125,13 +126,20 @@ thread_local! {
     static CURRENT: RefCell<Option<Membership>> = const { RefCell::new(None) };
 }
 
-/// What a pool thread knows about itself.
+/// What a pool thread knows about itself. The thread that a forked child has may have it from its parent.
 struct Membership {
+    home: Home,
     pool: Arc<Shared>,
     /// Whether what runs now holds a place.
     has_place: bool,
     /// Inside a wait already: waits nest when a callback runs in one.
     lending: bool,
+}
+
+impl Membership {
+    fn of(pool: &Arc<Shared>, lending: bool) -> Self {
+        Self { home: Home::here(), pool: Arc::clone(pool), has_place: false, lending }
+    }
 }
 
 impl Pool {
@@ -177,7 +185,7 @@ impl Pool {
             let mut body = Some(body);
             Arc::clone(&pool.config.hook).run(&mut || {
                 // It has nothing to lend, as if it were inside a wait already.
-                CURRENT.set(Some(Membership { pool: Arc::clone(&pool), has_place: false, lending: true }));
+                CURRENT.set(Some(Membership::of(&pool, true)));
                 if let Some(body) = body.take() {
                     guarded(body);
                 }
@@ -224,8 +232,7 @@ impl Pool {
     pub(crate) fn wait_ended(&self, limit: Instant) -> bool {
         let mut state = self.0.state.lock();
         // A pool thread that shuts its own agent down cannot wait for itself.
-        let own =
-            usize::from(CURRENT.with_borrow(|m| m.as_ref().is_some_and(|m| Arc::ptr_eq(&m.pool, &self.0))));
+        let own = usize::from(with_member(|m| m.is_some_and(|m| Arc::ptr_eq(&m.pool, &self.0))));
         while state.threads > own {
             if self.0.ended.wait_until(&mut state, limit).timed_out() {
                 return state.threads <= own;
@@ -303,14 +310,21 @@ impl Shared {
     fn start_thread(self: &Arc<Self>) -> bool {
         let pool = Arc::clone(self);
         spawn_thread("tensorcall-pool", move || {
-            let hook = Arc::clone(&pool.config.hook);
+            let (hook, home) = (Arc::clone(&pool.config.hook), Home::here());
             hook.run(&mut || pool.work_until_end());
-            pool.thread_ended();
+            if home.is_here() {
+                pool.thread_ended();
+            } else {
+                // A function forked and came back in the child too. It was the child's only thread.
+                std::mem::forget(pool);
+            }
         })
     }
 
     fn work_until_end(self: &Arc<Self>) {
-        CURRENT.set(Some(Membership { pool: Arc::clone(self), has_place: false, lending: false }));
+        let member = Membership::of(self, false);
+        let home = member.home;
+        CURRENT.set(Some(member));
         let wake = Arc::new(Condvar::new());
         let mut state = self.state.lock();
         state.starting -= 1;
@@ -319,6 +333,9 @@ impl Shared {
                 Work::Request(job) => {
                     set_has_place(true);
                     guarded(|| job(None));
+                    if !home.is_here() {
+                        return;
+                    }
                     set_has_place(false);
                     state = self.state.lock();
                     state.at_work -= 1;
@@ -326,6 +343,9 @@ impl Shared {
                 }
                 Work::Task(task) => {
                     guarded(task);
+                    if !home.is_here() {
+                        return;
+                    }
                     state = self.state.lock();
                     state.tasks_running -= 1;
                 }
@@ -472,21 +492,26 @@ fn guarded(run: impl FnOnce()) {
 }
 
 fn set_has_place(has_place: bool) {
-    CURRENT.with_borrow_mut(|member| {
+    with_member(|member| {
         if let Some(member) = member {
             member.has_place = has_place;
         }
     });
 }
 
+/// What this thread knows about itself, if it is a pool's.
+fn with_member<R>(look: impl FnOnce(Option<&mut Membership>) -> R) -> R {
+    CURRENT.with_borrow_mut(|member| look(member.as_mut().filter(|member| member.home.is_here())))
+}
+
 /// Whether this thread runs something for a pool: then its calls are nested.
 pub(crate) fn is_inside() -> bool {
-    CURRENT.with_borrow(Option::is_some)
+    with_member(|member| member.is_some())
 }
 
 /// Runs `wait`, which waits for an RPC to `target`, and lends this thread's place meanwhile.
 pub(crate) fn lend<R>(target: Option<&WorkerName>, wait: impl FnOnce() -> R) -> R {
-    let lender = CURRENT.with_borrow_mut(|member| match member {
+    let lender = with_member(|member| match member {
         Some(member) if !member.lending => {
             member.lending = true;
             Some((Arc::clone(&member.pool), member.has_place))

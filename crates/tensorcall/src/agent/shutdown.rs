@@ -10,13 +10,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use crate::sync::{Condvar, Mutex};
 use tensorcall_proto::ids::{Identity, Rank};
 use tensorcall_proto::termination::{
     Config, Counts, Effect, Termination, TerminationMessage, WaitReason, WaitingFor,
 };
 use tensorcall_proto::wire::message::{GoodbyeReason, Message};
 
+use super::faults::FaultLine;
 use super::members::{GroupKind, Members};
 use super::peers::Peer;
 use super::{Inner, LinkEntry};
@@ -223,6 +224,7 @@ impl Inner {
     fn counts(&self) -> Counts {
         let peers = self.peers();
         let outstanding: usize = peers.iter().map(|peer| peer.state.lock().calls.unanswered()).sum();
+        let held = self.fault_line.as_ref().map_or(0, FaultLine::held);
         let completing = self.completing.load(Ordering::SeqCst);
         let tasks = self.pool.counts().tasks;
         let (serving, received) = {
@@ -231,7 +233,7 @@ impl Inner {
         };
         let started: u64 = peers.iter().map(|peer| peer.state.lock().calls.started()).sum();
         Counts {
-            outstanding: outstanding as u64,
+            outstanding: (outstanding + held) as u64,
             processing: completing + (tasks + serving) as u64,
             activity: started + received,
         }
