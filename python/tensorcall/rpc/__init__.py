@@ -18,7 +18,7 @@ from urllib.parse import urlparse
 
 import torch.distributed
 from torch._C._distributed_c10d import PrefixStore, Store
-from torch.distributed.rendezvous import _create_store_from_options, rendezvous
+from torch.distributed.rendezvous import _rendezvous_helper, rendezvous
 
 from . import _fork, _futures, _membership, _scripts
 from . import api as api
@@ -113,7 +113,8 @@ def init_rpc(
         name: unique in the group; letters, digits, ``-``, ``_`` and ``:``.
         backend: a member of `BackendType`, by default the one that fits the options.
         rank: from 0 to ``world_size - 1``, unique in the group.
-        world_size: how many workers there are.
+        world_size: how many workers there are. Without it the group is dynamic: workers join and leave at
+            any time, and `rank` has to be given.
         rpc_backend_options: by default ``TensorPipeRpcBackendOptions()``.
 
     Raises:
@@ -182,20 +183,26 @@ def _check_rank(rank: Any, world_size: Any) -> None:
 
 def _meet(chosen: RpcBackendOptions, rank: int, world_size: int | None) -> tuple[Store, int, int | None]:
     """Let c10d find the store; also what rank and size its URL or environment give."""
-    if not world_size:
-        store = _create_store_from_options(chosen, rank)  # type: ignore[no-untyped-call]
-    else:
-        deadline = _membership.Deadline.of_rendezvous(chosen.rpc_timeout)
+    deadline = _membership.Deadline.of_rendezvous(chosen.rpc_timeout)
+    if world_size:
         meeting = rendezvous(chosen.init_method, rank=rank, world_size=world_size, timeout=deadline.left())
-        _rendezvous.append(meeting)
-        store, rank, world_size = interruptible(lambda: next(meeting))
+    else:
+        meeting = _rendezvous_helper(chosen.init_method, rank, None, timeout=deadline.left())
+    _rendezvous.append(meeting)
+    store, rank, size = interruptible(lambda: next(meeting))
+    store.set_timeout(deadline.left())
+    if world_size:
+        world_size = size
         _check_rank(rank, world_size)
-        store.set_timeout(deadline.left())
     place = _place(chosen.init_method)
     with _init_counts_lock:
-        store = PrefixStore(f"rpc_prefix_{_init_counts[place]}", store)
+        counted = PrefixStore(f"rpc_prefix_{_init_counts[place]}", store)
         _init_counts[place] += 1
-    return store, rank, world_size
+    if world_size:
+        return counted, rank, world_size
+    # Members of a dynamic group come and go, each as often as it likes: they meet in one place.
+    _membership.mark_dynamic(counted)
+    return PrefixStore("rpc_dynamic", store), rank, world_size
 
 
 def _place(init_method: str) -> str:
