@@ -91,13 +91,18 @@ impl Agent {
     }
 
     /// Says who is in the group, this worker included: name, rank and contact of each. Starts serving.
-    fn open(&self, py: Python<'_>, roster: Vec<(String, u32, String)>) -> PyResult<()> {
-        let infos = roster.into_iter().map(|(name, rank, contact)| {
-            let name = WorkerName::parse(&name).map_err(|error| PyValueError::new_err(error.to_string()))?;
-            PeerInfo::from_contact(name, to_rank(rank)?, &contact).map_err(|error| to_python(&error))
-        });
+    /// Others may join a `dynamic` group later.
+    fn open(&self, py: Python<'_>, roster: Vec<(String, u32, String)>, dynamic: bool) -> PyResult<()> {
+        let infos = roster.into_iter().map(|(name, rank, contact)| peer_info(&name, rank, &contact));
         let infos = infos.collect::<PyResult<_>>()?;
-        outside(py, || self.agent.open(infos)).map_err(|error| to_python(&error))
+        let open = if dynamic { tensorcall::Agent::open_dynamic } else { tensorcall::Agent::open };
+        outside(py, || open(&self.agent, infos)).map_err(|error| to_python(&error))
+    }
+
+    /// Takes in a worker that has joined the dynamic group. Doing it again is harmless.
+    fn admit(&self, py: Python<'_>, name: &str, rank: u32, contact: &str) -> PyResult<()> {
+        let info = peer_info(name, rank, contact)?;
+        outside(py, || self.agent.admit(info)).map_err(|error| to_python(&error))
     }
 
     /// Calls the function `name` with plain data. `None` if the arguments are not plain: pickle them.
@@ -115,6 +120,7 @@ impl Agent {
     }
 
     /// Calls what the pickle says. `label` names it in errors.
+    #[expect(clippy::too_many_arguments, reason = "arguments of Python")]
     fn call_pickled(
         &self,
         py: Python<'_>,
@@ -162,7 +168,7 @@ impl Agent {
     /// A reference to `value`, which this worker owns. `label` says in reports of leaks where it is from.
     #[pyo3(signature = (value, label=""))]
     fn make_rref(&self, value: Py<PyAny>, label: &str) -> RRef {
-        let rref = self.agent.make_rref(KeptObject::new(value), label);
+        let rref = self.agent.make_rref(KeptObject::keep(value), label);
         RRef::new(rref, Arc::clone(&self.handler))
     }
 
@@ -216,7 +222,7 @@ impl Agent {
     /// Waits until nothing is under way in the whole group; every worker has to call this. `leaving`
     /// says that this one closes next. Raises after `timeout` seconds; 0 means no limit.
     fn join(&self, py: Python<'_>, timeout: f64, leaving: bool) -> PyResult<()> {
-        let failure = parking_lot::Mutex::new(None);
+        let failure = tensorcall::sync::Mutex::new(None);
         let quiet = wait_in_slices(py, time::limit(timeout).map(|limit| time::now() + limit), |until| {
             let result = self.agent.quiesce(leaving, until);
             let over = result.as_ref().err().is_none_or(|error| error.kind() != ErrorKind::Timeout);
@@ -288,7 +294,7 @@ impl Agent {
                 Err(CallError::Full(full)) => request = *full,
             }
             // Held back: too much is under way to that worker.
-            let failure = parking_lot::Mutex::new(None);
+            let failure = tensorcall::sync::Mutex::new(None);
             let bytes = request.body.len();
             let room =
                 wait_in_slices(py, until, |slice| match self.agent.wait_for_room(rank, bytes, slice) {
@@ -312,6 +318,11 @@ impl Agent {
         let (agent, handler) = (self.agent.clone(), Arc::clone(&self.handler));
         Call::of_rpc(future, Route { agent, handler, to, name, function })
     }
+}
+
+fn peer_info(name: &str, rank: u32, contact: &str) -> PyResult<PeerInfo> {
+    let name = WorkerName::parse(name).map_err(|error| PyValueError::new_err(error.to_string()))?;
+    PeerInfo::from_contact(name, to_rank(rank)?, contact).map_err(|error| to_python(&error))
 }
 
 fn to_rank(rank: u32) -> PyResult<Rank> {

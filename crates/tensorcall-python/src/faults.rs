@@ -5,7 +5,7 @@ use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use tensorcall::sync::Mutex;
 use tensorcall::transport::Outbound;
 use tensorcall::{Fault, Faults};
 use tensorcall_proto::rref::RRefMessage;

@@ -50,7 +50,7 @@ impl Answer {
                 responder.failed(FailureKind::ShuttingDown, "the worker's process ends".to_owned());
             }
             Self::Packed { raised: true, encoding, body } => responder.raised(encoding, body),
-            Self::Kept(object) => responder.keep(KeptObject::new(object)),
+            Self::Kept(object) => responder.keep(KeptObject::keep(object)),
             Self::Failed(text) => responder.failed(FailureKind::Internal, text),
         }
     }

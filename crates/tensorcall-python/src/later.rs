@@ -4,12 +4,15 @@
 //! thread is then free; whoever gets to know the outcome answers the caller through it. Until then the
 //! request counts as running, also for graceful shutdown (TERM-1).
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use parking_lot::Mutex;
 use pyo3::prelude::*;
 use tensorcall::Responder;
+use tensorcall::fork::Home;
+use tensorcall::sync::Mutex;
 
+use crate::bell::{Bell, Shared};
 use crate::gil::outside;
 use crate::handler::{Answer, PyHandler};
 use crate::spawner;
@@ -18,7 +21,10 @@ use crate::spawner;
 #[pyclass(frozen, module = "tensorcall._tensorcall")]
 pub(crate) struct Later {
     handler: PyHandler,
+    home: Home,
     state: Mutex<State>,
+    /// To be rung with this number if the call is cancelled; until the function has returned.
+    cancelled: Mutex<Option<(Arc<Shared>, u64)>>,
 }
 
 enum State {
@@ -29,6 +35,12 @@ enum State {
     /// The outcome was there before the function returned.
     Known(Outcome),
     Over,
+}
+
+/// An outcome of which it is not known yet whether it goes to the caller or stays here.
+enum Outcome {
+    Returned(Py<PyAny>),
+    Raised(Answer),
 }
 
 /// Counts answers that are owed, as long as it lives.
@@ -54,12 +66,6 @@ pub(crate) fn owed() -> usize {
     OWED.load(Ordering::Relaxed)
 }
 
-/// An outcome of which it is not known yet whether it goes to the caller or stays here.
-enum Outcome {
-    Returned(Py<PyAny>),
-    Raised(Answer),
-}
-
 impl Later {
     /// The function has returned this as its result: the answer goes through `responder`.
     pub(crate) fn owe(&self, py: Python<'_>, responder: Responder) {
@@ -68,6 +74,9 @@ impl Later {
             match std::mem::replace(&mut *state, State::Over) {
                 State::Known(outcome) => Some((outcome, responder)),
                 State::New => {
+                    if let Some((bell, number)) = self.cancelled.lock().take() {
+                        responder.on_cancelled(move || bell.ring(number));
+                    }
                     *state = State::Owed(responder, Owed::new());
                     None
                 }
@@ -84,10 +93,13 @@ impl Later {
     }
 
     fn answer(&self, py: Python<'_>, outcome: Outcome) -> bool {
+        if !self.home.is_here() {
+            return false;
+        }
         let owed = outside(py, || {
             let mut state = self.state.lock();
             match std::mem::replace(&mut *state, State::Over) {
-                State::Owed(responder, _owed) => Ok(Some((outcome, responder))),
+                State::Owed(responder, _) => Ok(Some((outcome, responder))),
                 State::New => {
                     *state = State::Known(outcome);
                     Ok(None)
@@ -121,7 +133,8 @@ impl Later {
 impl Later {
     #[new]
     fn new(handler: Py<PyAny>) -> Self {
-        Self { handler: PyHandler(handler), state: Mutex::new(State::New) }
+        let state = Mutex::new(State::New);
+        Self { handler: PyHandler(handler), home: Home::here(), state, cancelled: Mutex::default() }
     }
 
     /// The function's result is `result`, which goes to the caller or, if it is for references, stays here.
@@ -135,14 +148,28 @@ impl Later {
         self.answer(py, Outcome::Raised(Answer::of(py, self.handler.pack_exception(py, error))))
     }
 
+    /// Rings `bell` with `number` once nobody waits for the answer any more, unless it is given before.
+    fn ring_when_cancelled(&self, py: Python<'_>, bell: &Bell, number: u64) {
+        let bell = bell.shared();
+        outside(py, || match &*self.state.lock() {
+            State::New => *self.cancelled.lock() = Some((bell, number)),
+            State::Owed(responder, _) => responder.on_cancelled(move || bell.ring(number)),
+            State::Known(_) | State::Over => {}
+        });
+    }
+
     /// Whether nobody waits for the answer any more: the caller cancelled the call or is gone.
     fn is_cancelled(&self) -> bool {
-        matches!(&*self.state.lock(), State::Owed(responder, _) if responder.is_cancelled())
+        !self.home.is_here()
+            || matches!(&*self.state.lock(), State::Owed(responder, _) if responder.is_cancelled())
     }
 }
 
 impl Drop for Later {
     fn drop(&mut self) {
+        if !self.home.is_here() {
+            return;
+        }
         if let State::Owed(responder, _) = std::mem::replace(self.state.get_mut(), State::Over) {
             // Nobody can answer any more. Saying so may have to wait for locks: not here (LOCK-1).
             spawner::spawn(move || drop(responder));

@@ -33,11 +33,12 @@ fn stop_entering(py: Python<'_>, limit: f64) -> usize {
     gil::stop_entering(py, Duration::try_from_secs_f64(limit).unwrap_or_default())
 }
 
-/// To be run in a forked child, which has no thread but the one that forked.
+/// To be run in a forked child, which has no thread but the one that forked. `inherited` is kept for ever:
+/// what belongs to the parent is not to be ended here, by no finalizer (FORK-1).
 #[pyfunction]
-fn after_fork_in_child(py: Python<'_>) {
+fn after_fork_in_child(py: Python<'_>, inherited: Py<PyAny>) {
     gil::after_fork_in_child(py);
-    spawner::disown();
+    std::mem::forget(inherited);
 }
 
 /// Calls `body`, which may take as long as the agent lives, on a thread that is none of the agent's worker

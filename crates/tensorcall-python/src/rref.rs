@@ -29,7 +29,7 @@ pub(crate) struct RRef {
 pub(crate) struct KeptObject(Option<Py<PyAny>>);
 
 impl KeptObject {
-    pub(crate) fn new(object: Py<PyAny>) -> Arc<dyn Any + Send + Sync> {
+    pub(crate) fn keep(object: Py<PyAny>) -> Arc<dyn Any + Send + Sync> {
         Arc::new(Self(Some(object)))
     }
 
@@ -116,6 +116,11 @@ impl RRef {
     /// The rank of the worker that has the value.
     fn owner(&self) -> u16 {
         self.rref.owner().rank.get()
+    }
+
+    /// That worker's name; `None` if no such worker was known when the reference came.
+    fn owner_name(&self) -> Option<&str> {
+        self.rref.owner_name().map(tensorcall::proto::ids::WorkerName::as_str)
     }
 
     /// Whether the owner knows of this reference.

@@ -8,6 +8,7 @@
 //! - [`transport`]: memory, Unix sockets and TCP behind one trait
 //! - [`future`]: outcomes that complete exactly once, awaitable under any runtime
 //! - [`buffer`], [`body`]: memory of messages, never copied without need
+//! - [`fork`], [`sync`]: what makes a forked child harmless
 //!
 //! The wire format and every protocol are in [`proto`], as state machines without I/O.
 
@@ -17,9 +18,11 @@ pub mod buffer;
 mod clock;
 pub mod config;
 mod error;
+pub mod fork;
 pub mod future;
 mod rref;
 mod spin;
+pub mod sync;
 pub mod transport;
 
 pub use agent::{

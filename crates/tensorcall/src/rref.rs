@@ -125,12 +125,12 @@ impl RRef {
     /// Whether the owner knows of this reference. One that came as an argument is known before the
     /// function starts.
     pub fn confirmed(&self) -> bool {
-        self.is_owner() || self.0.agent.upgrade().is_some_and(|agent| agent.is_confirmed(self))
+        self.is_owner() || self.here().is_some_and(|agent| agent.is_confirmed(self))
     }
 
     /// Whether it can still be used.
     pub fn state(&self) -> RRefState {
-        match self.0.agent.upgrade() {
+        match self.here() {
             Some(agent) => agent.rref_state(self),
             None if self.is_owner() => RRefState::Alive,
             None => RRefState::Deleted,
@@ -141,8 +141,8 @@ impl RRef {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Usage`] if this worker is not the owner, [`ErrorKind::ShuttingDown`] if the agent is
-    /// gone and the value with it.
+    /// [`ErrorKind::RRef`] if this worker is not the owner or the value is gone,
+    /// [`ErrorKind::ShuttingDown`] if it will not come any more because the agent is closed.
     pub fn local_value(&self) -> Result<Option<Kept>> {
         match &self.0.role {
             Role::Local { kept, .. } => Ok(Some(kept.clone())),
@@ -176,7 +176,7 @@ impl RRef {
 
     /// The agent that this reference belongs to, if that is still there.
     pub fn belongs_to(&self) -> Option<Agent> {
-        self.0.agent.upgrade()?.agent()
+        self.here()?.agent()
     }
 
     pub(crate) fn is_of(&self, agent: &Weak<Inner>) -> bool {
@@ -187,12 +187,19 @@ impl RRef {
         &self.0.role
     }
 
+    /// The agent, unless it is gone or this is a forked child of its process (FORK-1).
+    fn here(&self) -> Option<Arc<Inner>> {
+        self.0.agent.upgrade().filter(|agent| agent.check_home().is_ok())
+    }
+
     fn agent(&self) -> Result<Arc<Inner>> {
-        self.0.agent.upgrade().ok_or_else(|| self.deleted("call to_here() on it"))
+        let agent = self.0.agent.upgrade().ok_or_else(|| self.deleted("call to_here() on it"))?;
+        agent.check_home().map(|()| agent)
     }
 
     fn not_owner(&self) -> Error {
-        Error::usage(format!("{self} is not the owner of its value, worker of rank {} is", self.0.owner.rank))
+        let text = format!("{self} is not the owner of its value, worker of rank {} is", self.0.owner.rank);
+        Error::new(ErrorKind::RRef, text)
     }
 
     /// The error of doing `what` with a reference that was deleted. Programs written for PyTorch match it.

@@ -289,10 +289,9 @@ fn a_group_that_lost_a_worker_with_references_leaves_in_good_order() {
     for kind in Kind::ALL {
         for gone in 0..3 {
             let (mut agents, _) = benches(kind, 3);
-            for from in 0..3usize {
-                let to = u32::try_from((from + 1) % 3).unwrap();
-                let rref = created(&agents[from], to, b"x");
-                give(&agents[from], (to + 1) % 3, "shelve", &[&rref]).unwrap();
+            for (to, agent) in [1, 2, 0].into_iter().zip(&agents) {
+                let rref = created(agent, to, b"x");
+                give(agent, (to + 1) % 3, "shelve", &[&rref]).unwrap();
             }
             let leaver = agents.remove(gone);
 

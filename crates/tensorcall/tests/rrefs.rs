@@ -10,8 +10,8 @@ use common::bench::{
     Bench, await_empty, benches, created, give, holder_of, remote, take, value_of, with_rrefs,
 };
 use common::{
-    Kind, SOON, answer, ask, deadline, eventually, finish, group, leave_together, now, rank, request, thread,
-    threads,
+    Kind, SOON, answer, answer_all, ask, deadline, eventually, finish, group, leave_together, now, rank,
+    request, thread, threads,
 };
 use tensorcall::{Agent, ErrorKind, RRef, RRefCounts, RRefState, Request};
 
@@ -324,7 +324,7 @@ fn a_creation_that_is_never_run_fails_those_who_wait_for_it() {
 
     let error = tell(answer(&fetch).unwrap_err());
     assert!(error.contains("deadline passed") || error.contains("timeout"), "{error}");
-    holds.iter().for_each(|hold| drop(answer(hold).unwrap()));
+    answer_all(&holds);
     drop(rref);
     await_empty(&agents);
 }
@@ -381,7 +381,9 @@ fn many_threads_share_and_drop_at_once() {
 fn a_group_leaves_while_references_are_under_way() {
     for kind in Kind::ALL {
         let (agents, benches) = benches(kind, 3);
-        benches.iter().for_each(|bench| bench.gate.open());
+        for bench in &benches {
+            bench.gate.open();
+        }
         let mut calls = Vec::new();
         for (from, agent) in agents.iter().enumerate() {
             for round in 0..30 {
@@ -406,9 +408,7 @@ fn a_group_leaves_while_references_are_under_way() {
         let leaving: Vec<_> = agents.into_iter().map(leave).collect();
         leaving.iter().for_each(finish);
 
-        for call in &calls {
-            answer(call).unwrap();
-        }
+        answer_all(&calls);
     }
 }
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from .. import _tensorcall
-from . import _agent, _remote_error, _target, internal, server_process_global_profiler
+from . import _agent, _fork, _remote_error, _target, internal, server_process_global_profiler
 from ._coroutines import Coroutines
 from ._remote_error import ErrorCarrier, OperatorError
 from ._worker import WorkerInfo
@@ -39,6 +39,7 @@ class Handler:
         self._info = info
         self._errors = ErrorCarrier(info)
         self._coroutines = Coroutines()
+        self._generation = _fork.generation()
 
     def stop(self) -> None:
         """Cancel what runs on the event loop, and end that."""
@@ -113,11 +114,18 @@ class Handler:
         """
         if not torch.is_grad_enabled():
             torch._C._set_grad_enabled(True)
-        if server_process_global_profiler.is_on():
-            with server_process_global_profiler.serving():
+        try:
+            if server_process_global_profiler.is_on():
+                with server_process_global_profiler.serving():
+                    result = function(*args, **kwargs)
+            else:
                 result = function(*args, **kwargs)
-        else:
-            result = function(*args, **kwargs)
+        except BaseException as error:
+            if self._generation != _fork.generation():
+                _fork.end_child(error)
+            raise
+        if self._generation != _fork.generation():
+            _fork.end_child(None)
         if type(result) is CoroutineType:
             later = _tensorcall.Later(self)
             self._coroutines.start(result, later)

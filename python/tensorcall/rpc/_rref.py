@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
 import torch
 
-from . import _agent, _call, internal
+from . import _agent, _call, _fork, internal
 from ._autograd import autograd
 from ._futures import Future
 from ._worker import WorkerInfo
@@ -34,6 +34,12 @@ _CREATION = (
 
 _lock = threading.Lock()
 """For what an `RRef` makes when first asked: held for moments only."""
+
+
+@_fork.in_child
+def _have_a_free_lock() -> None:
+    global _lock
+    _lock = threading.Lock()
 
 
 class PyRRef:
@@ -67,7 +73,7 @@ class PyRRef:
     def _take(self, agent: Any, native: _tensorcall.RRef) -> None:
         self._agent = agent
         self._native = native
-        self._owner = agent._info_of(native.owner())
+        self._owner = agent._info_of(native.owner(), native.owner_name())
 
     def is_owner(self) -> bool:
         """Whether the value is on this worker."""
@@ -120,8 +126,8 @@ class PyRRef:
             rref, fork = _id(self._native.rref_id()), _id(self._native.fork_id())
             me = self._agent.get_worker_info()
             raise RuntimeError(
-                f"For UserRRef(rref_id={rref}, fork_id={fork}), can't call localValue() on user {me}. Call it on "
-                f"owner {self._owner}"
+                f"For UserRRef(rref_id={rref}, fork_id={fork}), can't call localValue() on user {me}. "
+                f"Call it on owner {self._owner}"
             )
         self._look()
         return self._local(UNSET_RPC_TIMEOUT)

@@ -129,15 +129,14 @@ def _tensorpipe_init_backend_handler(
 
 def _join(store: Any, name: str, rank: int, world_size: int | None, options: Any, kind: Any = None) -> Any:
     # Here, since a join needs the API, and the API this registry.
-    from . import _agent, _membership
+    from . import _agent, _dynamic, _membership
 
     if not isinstance(store, Store):
         raise TypeError(f"`store` must be a c10d::Store. {store}")
+    kind = kind or _agent.TensorPipeAgent
     if not world_size:
-        raise RuntimeError(
-            "tensorcall has no dynamic groups yet: give init_rpc the world_size (and every worker the same)"
-        )
-    return _membership.join(store, name, rank, world_size, options, kind or _agent.TensorPipeAgent)
+        return _dynamic.join(store, name, rank, options, kind)
+    return _membership.join(store, name, rank, world_size, options, kind)
 
 
 register_backend(

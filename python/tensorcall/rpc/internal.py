@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import _tensorcall
-from . import _layouts, _out_of_band
+from . import _fork, _layouts, _out_of_band
 
 __all__ = ["PythonUDF", "RPCExecMode", "RemoteException", "deserialize", "serialize"]
 
@@ -175,6 +175,11 @@ _BUILT_IN: dict[type, _Reducer] = {
 }
 
 _internal_rpc_pickler = _InternalRPCPickler()
+
+
+@_fork.in_child
+def _have_a_free_lock() -> None:
+    _internal_rpc_pickler._lock = threading.Lock()
 
 
 def pack(pickler: Any, obj: Any, **options: Any) -> tuple[bytes, list[torch.Tensor], list[_tensorcall.RRef]]:

@@ -50,10 +50,11 @@ def _invoke_rpc(
 def _check_method(rref: PyRRef, name: str, timeout: float) -> None:
     """Raise if the value has no such method."""
     found = rref._get_type(timeout=timeout, blocking=False).wait()
-    if not (hasattr(found, name) or issubclass(found, (torch.jit.ScriptModule, torch._C.ScriptModule))):
-        # Not of the class, but perhaps of the object.
-        if not api.rpc_sync(rref.owner(), _has, args=(rref, name), timeout=timeout):
-            raise AttributeError(f"type object '{found.__name__}' has no attribute '{name}'")
+    if hasattr(found, name) or issubclass(found, (torch.jit.ScriptModule, torch._C.ScriptModule)):
+        return
+    # Not of the class, but perhaps of the object.
+    if not api.rpc_sync(rref.owner(), _has, args=(rref, name), timeout=timeout):
+        raise AttributeError(f"type object '{found.__name__}' has no attribute '{name}'")
 
 
 def _has(rref: PyRRef, name: str) -> bool:

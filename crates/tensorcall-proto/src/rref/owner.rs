@@ -337,11 +337,6 @@ impl<V: Clone, W> Owner<V, W> {
     pub fn handle_link_broken(&mut self, life: Life) {
         if self.answered.contains(&life) {
             self.send(life, RRefMessage::AskAgain);
-            for fork in self.forks_of(life) {
-                if self.forks.get(&fork).is_some_and(|known| known.accepted) {
-                    self.answer(life, RRefMessage::Known { fork, alive: true });
-                }
-            }
         }
         self.ask_again(life);
     }
@@ -384,7 +379,9 @@ impl<V: Clone, W> Owner<V, W> {
 
     fn ask_again(&mut self, life: Life) {
         for fork in self.forks_of(life) {
-            if self.forks.get(&fork).is_some_and(|known| !known.accepted) {
+            if self.forks.get(&fork).is_some_and(|known| known.accepted) {
+                self.answer(life, RRefMessage::Known { fork, alive: true });
+            } else {
                 self.send(life, RRefMessage::Rescind { fork });
             }
         }

@@ -439,7 +439,7 @@ fn a_broken_link_makes_both_sides_say_again_what_matters() {
     assert_eq!(said(&mut user), again);
     let rescind = RRefMessage::Rescind { fork: fork(o(), 1) };
     let known = RRefMessage::Known { fork: own, alive: true };
-    let again = [RRefMessage::AskAgain, known, rescind];
+    let again = [RRefMessage::AskAgain, rescind, known];
     assert_eq!(effects(&mut owner), again.map(|message| OwnerEffect::Send(a(), message)));
 
     // The owner got nothing, the user neither.

@@ -151,7 +151,7 @@ impl<W> User<W> {
             self.confirm(fork, owner);
         } else {
             // Given up and deleted, perhaps before the owner had heard of it.
-            self.delete(fork, owner);
+            self.delete_again(fork, owner);
         }
     }
 
@@ -388,7 +388,7 @@ impl<W> User<W> {
             // The owner counts a fork that is no more: a message that was late or said twice. Even while a
             // delete is under way, it may be older than the count.
             if alive {
-                self.delete(fork, from);
+                self.delete_again(fork, from);
             }
             return;
         };
@@ -501,6 +501,15 @@ impl<W> User<W> {
         if !self.lost.contains(&owner) {
             self.deleting.insert(fork, owner);
             self.send(owner, RRefMessage::Delete { fork });
+        }
+    }
+
+    /// Answers a count of a fork that is no more. An answer to an earlier delete may be taken for one to this,
+    /// so whether it arrives is not known.
+    fn delete_again(&mut self, fork: ForkId, owner: Life) {
+        self.delete(fork, owner);
+        if !self.lost.contains(&owner) {
+            self.answered.insert(owner);
         }
     }
 

@@ -92,15 +92,17 @@ impl Inner {
             rref: request.creates.clone(),
             forks: forks.iter().map(|desc| desc.fork).collect(),
         };
+        let fetches = matches!(request.function, FunctionRef::Fetch(_));
         // References are never held back.
-        let passes = nested || matches!(request.function, FunctionRef::Fetch(_));
+        let passes = nested || fetches;
         let Ok(id) = state.calls.try_start(deadline, bytes, passes, ticket) else {
             drop(state);
             self.forks_unsent(&forks);
             return Err(CallError::Full(Box::new(request)));
         };
         let creates = request.creates.as_ref().map(|rref| self.begin_creation(rref));
-        future.is_of(id, state.calls.len() == 1);
+        // The call that makes the value does not come between a fetch and its answer.
+        future.is_of(id, state.calls.len() <= 1 + usize::from(fetches));
         let keep_alive = *state.keep_alive_at.get_or_insert(start + self.config.keepalive);
         let _handles = std::mem::take(&mut request.body.rrefs);
         let message = Outbound {
@@ -120,8 +122,8 @@ impl Inner {
         let fault = self.fault_line.as_ref().and_then(|line| line.of_call(&message, &request.label));
         if let Some(fault) = fault {
             drop(state);
-            self.hurt_call(peer, id, message, fault);
-        } else if self.post_locked(peer, state, message) {
+            self.hurt_call(&peer, id, message, fault);
+        } else if self.post_locked(&peer, state, message) {
             peer.state.lock().calls.set_phase(id, Phase::Sent);
         }
         self.schedule(deadline.map_or(keep_alive, |deadline| deadline.min(keep_alive)));
@@ -148,7 +150,7 @@ impl Inner {
     fn post_locked(
         &self,
         peer: &Arc<Peer>,
-        mut state: parking_lot::MutexGuard<'_, peers::PeerState>,
+        mut state: crate::sync::MutexGuard<'_, peers::PeerState>,
         message: Outbound,
     ) -> bool {
         let lane = self.lane(peer, &message);
@@ -199,12 +201,14 @@ impl Inner {
     fn open_way(
         &self,
         peer: &Arc<Peer>,
-        mut state: parking_lot::MutexGuard<'_, peers::PeerState>,
+        mut state: crate::sync::MutexGuard<'_, peers::PeerState>,
         lane: Lane,
         backlog: Vec<Outbound>,
     ) {
         let link = self.next_link();
-        backlog.iter().for_each(|message| self.forks_take(link, &message.rrefs));
+        for message in &backlog {
+            self.forks_take(link, &message.rrefs);
+        }
         state.ways[lane as usize] = Way::Opening { id: link, backlog };
         drop(state);
         self.links.lock().insert(link, LinkEntry::Outgoing(Arc::clone(peer)));
@@ -255,10 +259,11 @@ impl Inner {
 
     /// Tells whom it concerns that a call has its outcome. Call without holding a lock.
     pub(super) fn settle(&self, ticket: Ticket, outcome: Result<Response>) {
-        if let Some(rref) = &ticket.rref {
-            self.end_creation(rref, &outcome);
+        let Ticket { promise, rref, .. } = ticket;
+        if let Some(rref) = rref {
+            self.end_creation(&rref, &outcome);
         }
-        ticket.promise.complete(outcome);
+        promise.complete(outcome);
     }
 }
 

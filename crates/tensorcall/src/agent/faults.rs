@@ -9,13 +9,13 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use tensorcall_proto::ids::MessageId;
 
 use super::Inner;
 use super::peers::Peer;
 use crate::clock::now;
 use crate::error::{Error, ErrorKind};
+use crate::sync::Mutex;
 use crate::transport::Outbound;
 
 /// How long a message that failed waits for its next attempt.

@@ -110,7 +110,7 @@ impl Responder {
             return self.failed(FailureKind::Internal, text);
         };
         self.answered = true;
-        let Some(agent) = self.agent.upgrade() else { return };
+        let Some(agent) = self.agent.upgrade().filter(|agent| agent.home.is_here()) else { return };
         agent.resolve(rref, Kept::Value(value));
         self.send(&agent, Outcome::Returned { encoding: Encoding::Value }, Body::default());
     }
@@ -123,7 +123,25 @@ impl Responder {
     /// Whether nobody wants the answer any more: the caller cancelled the call or is gone. A function
     /// that takes long may look now and then.
     pub fn is_cancelled(&self) -> bool {
-        self.agent.upgrade().is_none_or(|agent| agent.serving.lock().is_cancelled(self.key))
+        let agent = self.agent.upgrade().filter(|agent| agent.home.is_here());
+        agent.is_none_or(|agent| agent.serving.lock().is_cancelled(self.key))
+    }
+
+    /// Whether this is the process that was asked, and not a forked child of it: the answer of that is
+    /// forgotten.
+    pub fn is_here(&self) -> bool {
+        self.agent.upgrade().is_none_or(|agent| agent.home.is_here())
+    }
+
+    /// Calls `told` once nobody wants the answer any more, unless it is given before. That may be at once
+    /// or on any thread, the reactor's included: `told` must neither take long nor wait (NET-1).
+    pub fn on_cancelled(&self, told: impl FnOnce() + Send + 'static) {
+        let Some(agent) = self.agent.upgrade() else { return told() };
+        agent.cancels.expect(self.key, Box::new(told));
+        // It may have been cancelled just before.
+        if agent.serving.lock().is_cancelled(self.key) {
+            agent.cancels.tell(self.key);
+        }
     }
 
     fn answer(mut self, outcome: Outcome, body: Body) {
@@ -132,7 +150,7 @@ impl Responder {
 
     fn finish(&mut self, mut outcome: Outcome, mut body: Body) {
         self.answered = true;
-        let Some(agent) = self.agent.upgrade() else { return };
+        let Some(agent) = self.agent.upgrade().filter(|agent| agent.home.is_here()) else { return };
         if let Some(rref) = self.creates.take() {
             // What becomes of it is for those who ask; the caller only learns that it is known here.
             let kept;
@@ -153,6 +171,7 @@ impl Responder {
             Vec::new()
         });
         let _handles = std::mem::take(&mut body.rrefs);
+        agent.cancels.forget(self.key);
         // Finished before it is sent: until the answer arrives the caller counts it as outstanding.
         if agent.serving.lock().finish(self.key) {
             let message = Message::Reply(Reply { id: self.key.id, outcome });
@@ -250,7 +269,7 @@ impl Inner {
         if pending.call.body.rrefs.is_empty() && !matches!(task, Task::Fetch(_)) {
             self.start(pending, None);
         } else {
-            self.hold(pending);
+            self.start_when_ready(pending);
         }
     }
 
@@ -273,10 +292,14 @@ impl Inner {
     pub(super) fn cancel_request(&self, caller: &Identity, link: &dyn Link, id: MessageId) {
         let key = RequestKey { peer: caller.rank, incarnation: caller.incarnation, id };
         let outcome = self.serving.lock().cancel(key);
-        if let CancelOutcome::Waiting(()) = outcome {
-            refuse(link, key, FailureKind::Cancelled, CANCELLED.to_owned());
-            self.forget_held(&[key]);
-            self.became_idle();
+        match outcome {
+            CancelOutcome::Waiting(()) => {
+                refuse(link, key, FailureKind::Cancelled, CANCELLED.to_owned());
+                self.forget_held(&[key]);
+                self.became_idle();
+            }
+            CancelOutcome::Running => self.cancels.tell(key),
+            CancelOutcome::Unknown => {}
         }
     }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use crate::sync::{Condvar, Mutex};
 use tensorcall_proto::ids::{Identity, Rank};
 use tensorcall_proto::termination::{
     Config, Counts, Effect, Termination, TerminationMessage, WaitReason, WaitingFor,
@@ -18,7 +18,8 @@ use tensorcall_proto::termination::{
 use tensorcall_proto::wire::message::{GoodbyeReason, Message};
 
 use super::faults::FaultLine;
-use super::peers::{Peer, Peers};
+use super::members::{GroupKind, Members};
+use super::peers::Peer;
 use super::{Inner, LinkEntry};
 use crate::clock::now;
 use crate::error::{Error, ErrorKind, Result};
@@ -54,7 +55,11 @@ impl Group {
 impl Inner {
     /// The group is known. Members that were faster may have said something already.
     pub(super) fn start_group(&self) {
-        let ranks = self.peers.get().into_iter().flat_map(Peers::ranks);
+        let ranks = match self.members.get() {
+            // Others come and go: each is quiet for itself.
+            Some(members) if members.kind() == GroupKind::Dynamic => vec![self.me.rank],
+            members => members.map(Members::ranks).unwrap_or_default(),
+        };
         let machine = Termination::new(self.me.rank, ranks, Config::default());
         let early = {
             let mut state = self.group.state.lock();
@@ -118,7 +123,7 @@ impl Inner {
     /// From now on silence of any connected peer is noticed, not only of those that owe an answer.
     fn watch_links(&self) {
         let at = now() + self.config.keepalive;
-        for peer in self.peers.get().into_iter().flat_map(Peers::iter) {
+        for peer in self.peers() {
             peer.state.lock().keep_alive_at.get_or_insert(at);
         }
         self.schedule(at);
@@ -200,12 +205,12 @@ impl Inner {
             Effect::Send(rank, message) => {
                 if let Ok(peer) = self.peer(rank) {
                     peer.state.lock().says(&message);
-                    self.post(peer, Outbound::plain(Message::Termination(message)));
+                    self.post(&peer, Outbound::plain(Message::Termination(message)));
                 }
             }
             Effect::Watch(rank) => {
                 if let Ok(peer) = self.peer(rank) {
-                    self.reach(peer);
+                    self.reach(&peer);
                 }
             }
             Effect::PeerGone(rank) => self.declare_lost(rank),
@@ -217,17 +222,17 @@ impl Inner {
 
     /// See the module for why this order.
     fn counts(&self) -> Counts {
-        let peers = || self.peers.get().into_iter().flat_map(Peers::iter);
-        let outstanding: usize = peers().map(|peer| peer.state.lock().calls.unanswered()).sum();
-        let held = self.fault_line.as_ref().map_or(0, FaultLine::held);
+        let peers = self.peers();
+        let outstanding: usize = peers.iter().map(|peer| peer.state.lock().calls.unanswered()).sum();
         let outstanding = outstanding + self.rrefs_outstanding();
+        let held = self.fault_line.as_ref().map_or(0, FaultLine::held);
         let completing = self.completing.load(Ordering::SeqCst);
         let tasks = self.pool.counts().tasks;
         let (serving, received) = {
             let serving = self.serving.lock();
             (serving.len(), serving.total())
         };
-        let started: u64 = peers().map(|peer| peer.state.lock().calls.started()).sum();
+        let started: u64 = peers.iter().map(|peer| peer.state.lock().calls.started()).sum();
         Counts {
             outstanding: (outstanding + held) as u64,
             processing: completing + (tasks + serving) as u64,
@@ -254,7 +259,7 @@ impl Inner {
     }
 
     fn fail_own_calls(&self) {
-        for peer in self.peers.get().into_iter().flat_map(Peers::iter) {
+        for peer in self.peers() {
             let failed = peer.state.lock().calls.fail_all();
             for (_, ticket, _) in failed {
                 self.settle(ticket, Err(Error::shutting_down()));
@@ -269,8 +274,7 @@ impl Inner {
             LinkEntry::Outgoing(_) => None,
         };
         let mut links: Vec<_> = self.links.lock().values().filter_map(accepted).collect();
-        let peers = self.peers.get().into_iter().flat_map(Peers::iter);
-        links.extend(peers.flat_map(|peer| peer.state.lock().links()));
+        links.extend(self.peers().iter().flat_map(|peer| peer.state.lock().links()));
         links
     }
 }

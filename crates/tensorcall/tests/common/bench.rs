@@ -4,10 +4,10 @@ use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use parking_lot::Mutex;
 use tensorcall::body::Body;
 use tensorcall::proto::ids::RRefId;
 use tensorcall::proto::wire::message::{Encoding, FailureKind};
+use tensorcall::sync::Mutex;
 use tensorcall::{Agent, Error, ErrorKind, Kept, RRef, RRefCounts, Request, Result, RpcFuture};
 
 use super::gate::Gate;

@@ -32,6 +32,7 @@ impl Agent {
     ///
     /// [`ErrorKind::Usage`](crate::ErrorKind::Usage) if there is no such worker.
     pub fn new_rref(&self, to: Rank) -> Result<RRef> {
+        self.inner.check_home()?;
         self.inner.new_rref(to)
     }
 
@@ -45,9 +46,9 @@ impl Agent {
         self.inner.rrefs.next_local()
     }
 
-    /// Numbers about references.
+    /// Numbers about references; all zero in a forked child.
     pub fn rref_counts(&self) -> RRefCounts {
-        self.inner.rref_counts()
+        if self.is_here() { self.inner.rref_counts() } else { RRefCounts::default() }
     }
 
     /// Deletes all references of this worker, once everything that was shared is known to its owner, and
@@ -63,22 +64,24 @@ impl Agent {
     /// Waits until `limit` for every reference of this worker, and all that it has shared, to be known to
     /// the owner; tells whether they are.
     pub fn rrefs_settled(&self, limit: Option<Instant>) -> bool {
-        self.inner.rrefs_settled(limit)
+        !self.is_here() || self.inner.rrefs_settled(limit)
     }
 
     /// Deletes all references of this worker to values of others, whoever has a handle still.
     pub fn delete_all_rrefs(&self) {
-        self.inner.delete_all_rrefs();
+        if self.is_here() {
+            self.inner.delete_all_rrefs();
+        }
     }
 
     /// Waits until `limit` for all references of this worker to be gone and, with `others`, for those that
     /// others have to its values; tells whether they are.
     pub fn rrefs_gone(&self, others: bool, limit: Option<Instant>) -> bool {
-        self.inner.rrefs_gone(others, limit)
+        !self.is_here() || self.inner.rrefs_gone(others, limit)
     }
 
     /// References that others have to values of this worker.
     pub fn rref_leaks(&self) -> Vec<Leak> {
-        self.inner.rref_leaks()
+        if self.is_here() { self.inner.rref_leaks() } else { Vec::new() }
     }
 }

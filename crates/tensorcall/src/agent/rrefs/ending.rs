@@ -8,7 +8,6 @@ use tensorcall_proto::rref::Found;
 use tensorcall_proto::wire::message::FailureKind;
 
 use super::{Inner, State};
-use crate::agent::peers::Peers;
 
 /// How many references an agent has, as PyTorch counts them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -84,7 +83,7 @@ impl Inner {
 
     /// The agent is closed: nothing comes any more that something could wait for. Handles stay readable.
     pub(in crate::agent) fn close_rrefs(&self) {
-        let others: Vec<_> = self.peers.get().into_iter().flat_map(Peers::iter).map(|p| p.life()).collect();
+        let others: Vec<_> = self.peers().iter().map(|peer| peer.life()).collect();
         let mut state = self.rrefs.state.lock();
         state.closed = true;
         let (held, waits) = state.take_waits();

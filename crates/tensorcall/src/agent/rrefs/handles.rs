@@ -186,7 +186,7 @@ impl Inner {
             }
         });
         let name_of = |life: Life| {
-            let peer = self.peers.get()?.get(life.rank).filter(|peer| peer.life() == life)?;
+            let peer = self.members.get()?.get(life.rank).filter(|peer| peer.life() == life)?;
             Some(peer.name().clone())
         };
         let handle = |RRefDesc { rref, owner, fork }| {
@@ -301,7 +301,8 @@ impl Inner {
     /// What went wrong, with the names of workers.
     pub(super) fn describe(&self, error: RRefError) -> String {
         match error {
-            RRefError::OwnerLost(life) => match self.peers.get().and_then(|peers| peers.get(life.rank)) {
+            RRefError::OwnerLost(life) => match self.members.get().and_then(|members| members.get(life.rank))
+            {
                 Some(peer) if peer.life() == life => {
                     format!("its owner, worker '{}' (rank {}), is lost or has left", peer.name(), life.rank)
                 }

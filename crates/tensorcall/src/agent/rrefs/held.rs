@@ -25,7 +25,7 @@ enum Turn {
 
 impl Inner {
     /// Starts a request as soon as what it needs is there.
-    pub(in crate::agent) fn hold(&self, pending: Pending) {
+    pub(in crate::agent) fn start_when_ready(&self, pending: Pending) {
         let turn = self.with_rrefs(|state| state.turn(pending));
         match turn {
             Turn::Starts(pending, kept) => self.start(pending, kept),

@@ -21,7 +21,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam_queue::SegQueue;
-use parking_lot::{Condvar, Mutex};
 use tensorcall_proto::ids::{ForkId, Life, RRefId};
 use tensorcall_proto::rref::{Owner, OwnerEffect, RRefDesc, RRefError, RRefMessage, User, UserEffect};
 use tensorcall_proto::serving::RequestKey;
@@ -35,6 +34,7 @@ use crate::clock::now;
 use crate::error::{Error, ErrorKind};
 use crate::future::Promise;
 use crate::rref::Kept;
+use crate::sync::{Condvar, Mutex};
 use crate::transport::{Link, LinkId, Outbound};
 
 /// How long a dropped handle may wait for others, so that many make one wake-up.
@@ -63,7 +63,7 @@ struct State {
     creating: HashMap<RRefId, Arc<str>>,
     /// Forks in messages that may be on their way, by the link that they took: not to be asked back.
     in_transit: HashMap<ForkId, LinkId>,
-    /// Messages that came up before the group was known.
+    /// Messages to workers that are not known yet.
     early: Vec<(Life, RRefMessage)>,
     /// Messages sent and handled: activity of a wave (TERM-1).
     activity: u64,
@@ -198,18 +198,12 @@ impl Inner {
 
     /// Sends a message about references; false if that life of a worker is not there any more.
     fn send_rref(&self, to: Life, message: RRefMessage, via: Option<(Life, &CallerLink)>) -> bool {
-        let Some(peers) = self.peers.get() else {
-            let mut state = self.rrefs.state.lock();
-            if self.peers.get().is_none() {
-                state.early.push((to, message));
-                return true;
-            }
-            drop(state);
-            return self.send_rref(to, message, via);
-        };
         let mut outbound = Outbound::plain(Message::RRef(message));
-        if let Some(peer) = peers.get(to.rank).filter(|peer| peer.life() == to) {
-            match self.hurt(peer, outbound, 0) {
+        if self.fault_line.is_some()
+            && let Some(peer) = self.members.get().and_then(|members| members.get(to.rank))
+            && peer.life() == to
+        {
+            match self.hurt(&peer, outbound, 0) {
                 Some(unhurt) => outbound = unhurt,
                 None => return true,
             }
@@ -218,7 +212,19 @@ impl Inner {
             link.handle.send(outbound);
             return true;
         }
-        let Some(peer) = peers.get(to.rank).filter(|peer| peer.life() == to) else { return false };
+        let peer = {
+            // Under the lock, so that `admitted_rrefs` finds what is left for later.
+            let mut rrefs = self.rrefs.state.lock();
+            let peer = self.members.get().and_then(|members| members.get(to.rank));
+            match peer.filter(|peer| peer.life() == to) {
+                Some(peer) => peer,
+                None if self.members.get().is_none_or(|members| members.may_come(to)) => {
+                    rrefs.early.push((to, message));
+                    return true;
+                }
+                None => return false,
+            }
+        };
         let state = peer.state.lock();
         if state.gone.is_some() {
             return false;
@@ -229,7 +235,7 @@ impl Inner {
         let link = if has_way { None } else { self.latest_link_of(to) };
         match link {
             Some(link) => link.send(outbound),
-            None => self.post_now(peer, outbound),
+            None => self.post_now(&peer, outbound),
         };
         true
     }
@@ -244,8 +250,8 @@ impl Inner {
         of_life.max_by_key(|(id, _)| **id).map(|(_, link)| Arc::clone(link))
     }
 
-    /// The group is known.
-    pub(super) fn start_rrefs(&self) {
+    /// The group is known, or a worker has joined it.
+    pub(super) fn admitted_rrefs(&self) {
         let early = std::mem::take(&mut self.rrefs.state.lock().early);
         for (to, message) in early {
             if !self.send_rref(to, message, None) {
@@ -322,6 +328,9 @@ impl Inner {
 
     /// Notes that a handle was dropped. Takes no lock and never waits.
     pub(crate) fn release(&self, release: Release) {
+        if !self.home.is_here() {
+            return;
+        }
         let releases = &self.rrefs.releases;
         releases.queue.push(release);
         if self.is_closed() {
