@@ -28,7 +28,7 @@ use crate::clock::now;
 /// A nested call starts without a place after the pool has been still for this long.
 const STALL: Duration = Duration::from_millis(20);
 /// A thread beyond the number of places ends after it was idle for this long.
-const LINGER: Duration = Duration::from_secs(5);
+const LINGER: Duration = Duration::from_millis(if cfg!(test) { 200 } else { 5000 });
 
 /// Wraps the life of each pool thread, for languages in which a thread has to sign in.
 pub trait ThreadHook: Send + Sync {
@@ -87,6 +87,8 @@ struct State {
     open: bool,
     stopping: bool,
     threads: usize,
+    /// Those of them that have decided to end.
+    ending: usize,
     /// Threads made that have not yet looked for work.
     starting: usize,
     idle: usize,
@@ -341,6 +343,7 @@ impl Shared {
                 return Work::Task(task);
             }
             if state.stopping {
+                state.ending += 1;
                 return Work::End;
             }
             if let Some(job) = self.take_request(&mut state) {
@@ -355,9 +358,10 @@ impl Shared {
             state.idle -= 1;
             state.signaled = state.signaled.saturating_sub(1);
             if timed_out
-                && state.threads > self.config.places
+                && state.threads - state.ending > self.config.places
                 && self.startable(&state) + state.tasks.len() == 0
             {
+                state.ending += 1;
                 return Work::End;
             }
         }
@@ -380,6 +384,7 @@ impl Shared {
     fn thread_ended(self: &Arc<Self>) {
         let mut state = self.state.lock();
         state.threads -= 1;
+        state.ending = state.ending.saturating_sub(1);
         // Work that came since this thread decided to end may have found the cap reached.
         self.kick(&mut state);
         drop(state);
@@ -571,6 +576,30 @@ mod tests {
         go_b.send(()).unwrap();
 
         assert_eq!(c.recv_timeout(SOON), Ok(None));
+    }
+
+    #[test]
+    fn threads_of_a_burst_end_but_as_many_as_there_are_places_stay() {
+        let pool = pool(4, 40);
+        let (ended, ends) = mpsc::channel::<()>();
+        let meeting = Arc::new(std::sync::Barrier::new(30));
+        for _ in 0..30 {
+            let (meeting, ended) = (Arc::clone(&meeting), ended.clone());
+            pool.spawn(Box::new(move || {
+                meeting.wait();
+                drop(ended);
+            }));
+        }
+        drop(ended);
+        assert!(ends.recv_timeout(SOON).is_err(), "all ran");
+
+        // They become idle at about the same moment, so all look at the count at about the same moment.
+        let mut state = pool.0.state.lock();
+        let limit = now() + SOON;
+        while state.threads > 4 && !pool.0.ended.wait_until(&mut state, limit).timed_out() {}
+        pool.0.ended.wait_for(&mut state, LINGER);
+
+        assert_eq!(state.threads, 4);
     }
 
     #[test]
