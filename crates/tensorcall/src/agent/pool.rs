@@ -523,6 +523,16 @@ mod tests {
         }
     }
 
+    /// As threads are that have signed in to Python.
+    struct SlowToEnd;
+
+    impl ThreadHook for SlowToEnd {
+        fn run(&self, body: &mut (dyn FnMut() + Send)) {
+            body();
+            std::thread::park_timeout(Duration::from_millis(50));
+        }
+    }
+
     const SOON: Duration = Duration::from_secs(20);
 
     fn pool(places: usize, max_threads: usize) -> Pool {
@@ -580,7 +590,9 @@ mod tests {
 
     #[test]
     fn threads_of_a_burst_end_but_as_many_as_there_are_places_stay() {
-        let pool = pool(4, 40);
+        let hook = Arc::new(SlowToEnd);
+        let pool = Pool::new(PoolConfig { places: 4, max_threads: 40, hook });
+        pool.open();
         let (ended, ends) = mpsc::channel::<()>();
         let meeting = Arc::new(std::sync::Barrier::new(30));
         for _ in 0..30 {
