@@ -92,7 +92,7 @@ impl Inner {
             Message::Termination(message) => self.group_message(&peer.info.identity, message),
             Message::Goodbye { .. } => self.peer_left(peer, true),
             Message::Call(_) | Message::Cancel { .. } => {
-                tracing::warn!(peer = %peer.info.identity, "request on a link of ours ignored");
+                tracing::warn!(peer = %peer.info.identity, kind = "request", "request on a link of ours ignored");
             }
         }
     }
@@ -113,7 +113,7 @@ impl Inner {
                 }
             }
             Message::Reply(_) | Message::Progress { .. } => {
-                tracing::warn!(%peer, "answer on a link of a peer ignored");
+                tracing::warn!(%peer, kind = "answer", "answer on a link of a peer ignored");
             }
         }
     }
@@ -121,7 +121,7 @@ impl Inner {
     fn received_reply(&self, peer: &Arc<Peer>, reply: Reply, body: Received) {
         self.complete(|| {
             let Some(ticket) = peer.state.lock().calls.finish(reply.id) else {
-                tracing::debug!(peer = %peer.info.identity, id = %reply.id, "late reply dropped");
+                tracing::debug!(peer = %peer.info.identity, message_id = %reply.id, kind = "reply", "late reply dropped");
                 return None;
             };
             let outcome = match reply.outcome {
