@@ -28,6 +28,7 @@ def run(*arguments: str, limit: float = 50) -> str:
 
 @pytest.mark.slow
 def test_the_example_runs_unmodified() -> None:
+    """LOG row 1."""
     printed = run("-m", "tensorcall", "run", "examples/parallel_calls.py")
 
     assert "got torch.bfloat16 [2, 32, 100, 100] on cpu; main thread is in step" in printed
