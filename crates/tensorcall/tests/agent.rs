@@ -327,7 +327,7 @@ fn many_mutually_nested_calls_that_share_locks_all_finish() {
     for kind in Kind::ALL {
         let agents: Book = Arc::default();
         let locking = || {
-            let (agents, lock) = (Arc::clone(&agents), parking_lot::Mutex::new(()));
+            let (agents, lock) = (Arc::clone(&agents), tensorcall::sync::Mutex::new(()));
             Functions::default()
                 .plain("nest", move |payload| {
                     let (me, depth) = (payload[0], payload[1]);

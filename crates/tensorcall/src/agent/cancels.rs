@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 use tensorcall_proto::ids::{Incarnation, Rank};
 use tensorcall_proto::serving::RequestKey;
 

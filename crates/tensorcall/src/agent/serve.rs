@@ -64,7 +64,14 @@ impl Responder {
     /// Whether nobody wants the answer any more: the caller cancelled the call or is gone. A function
     /// that takes long may look now and then.
     pub fn is_cancelled(&self) -> bool {
-        self.agent.upgrade().is_none_or(|agent| agent.serving.lock().is_cancelled(self.key))
+        let agent = self.agent.upgrade().filter(|agent| agent.home.is_here());
+        agent.is_none_or(|agent| agent.serving.lock().is_cancelled(self.key))
+    }
+
+    /// Whether this is the process that was asked, and not a forked child of it: the answer of that is
+    /// forgotten.
+    pub fn is_here(&self) -> bool {
+        self.agent.upgrade().is_none_or(|agent| agent.home.is_here())
     }
 
     /// Calls `told` once nobody wants the answer any more, unless it is given before. That may be at once
@@ -84,7 +91,7 @@ impl Responder {
     }
 
     fn send(&self, mut outcome: Outcome, mut body: Body) {
-        let Some(agent) = self.agent.upgrade() else { return };
+        let Some(agent) = self.agent.upgrade().filter(|agent| agent.home.is_here()) else { return };
         let text = if let Outcome::Failed { text, .. } = &outcome { text.len() } else { 0 };
         if let Err(error) = body.check(text, &agent.config.limits) {
             let text = format!("the result cannot be sent: {error}");
