@@ -37,6 +37,7 @@ DETAILS = {
 
 NOT_SAID = {
     "all serve": "a key of the store",
+    "sign of life": "a label",
     "torch's stable C interface": "a name",
     "tensorcall secret of job …": "goes into a fingerprint",
     "WorkerInfo(id=…, name=…)": "a repr",
@@ -44,6 +45,8 @@ NOT_SAID = {
     **dict.fromkeys(
         [
             " and … more",
+            "of rank …",
+            "another process",
             "an unknown address",
             "an unnamed address",
             "local process …",
