@@ -14,7 +14,7 @@ use crate::body::Received;
 use crate::clock::now;
 use crate::error::Error;
 use crate::future::Response;
-use crate::transport::{Closed, Events, Inbound, Link, LinkId};
+use crate::transport::{Closed, Events, Inbound, Link, LinkId, Outbound};
 
 impl Events for Inner {
     fn next_link(&self) -> LinkId {
@@ -179,6 +179,9 @@ impl Inner {
         }
         let known = state.gone.is_some();
         drop(state);
+        // Those that went by another link may wait there for a value that this one was to bring.
+        let waiting = failed.iter().filter(|(_, ticket, _)| ticket.fetches).map(|(id, ..)| *id);
+        let waiting: Vec<_> = if known { Vec::new() } else { waiting.collect() };
         self.fail(peer, failed, &gone);
         if lost {
             tracing::info!(peer = %peer.info.identity, ?gone, "peer lost");
@@ -186,6 +189,9 @@ impl Inner {
         } else if !known && !self.is_closed() {
             self.rref_link_broken(peer.life());
             self.reach_again(peer);
+            for id in waiting {
+                self.post(peer, Outbound::plain(Message::Cancel { id }));
+            }
         }
         self.became_idle();
     }

@@ -90,8 +90,10 @@ pub(crate) struct Ticket {
     pub(crate) promise: Promise,
     pub(crate) function: Arc<str>,
     pub(crate) timeout: Duration,
-    /// The reference that the call makes, or asks the value of: it is needed at least until then.
+    /// The reference that the call makes.
     pub(crate) rref: Option<RRef>,
+    /// Whether the call asks for a value.
+    pub(crate) fetches: bool,
     /// The forks in its arguments.
     pub(crate) forks: Vec<ForkId>,
 }

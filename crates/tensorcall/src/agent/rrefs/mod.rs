@@ -195,6 +195,10 @@ impl Inner {
 
     /// Sends a message about references; false if that life of a worker is not there any more.
     fn send_rref(&self, to: Life, message: RRefMessage, via: Option<(Life, &CallerLink)>) -> bool {
+        if self.is_closed() {
+            // Who leaves says so, and that says it all.
+            return true;
+        }
         let outbound = Outbound::plain(Message::RRef(message));
         if let Some((_, link)) = via.filter(|(life, _)| *life == to) {
             link.handle.send(outbound);
