@@ -26,6 +26,8 @@ pub struct Owner<V, W> {
     /// Forks that were deleted before they were known: a creation that comes late need not run.
     deleted: Recent<ForkId>,
     lost: Recent<Life>,
+    /// Links that broke: a message may be given to one that did just now.
+    broken: Recent<u64>,
     /// Who ever got an answer, or will.
     answered: HashSet<Life>,
     effects: VecDeque<Effect<V, W>>,
@@ -114,6 +116,10 @@ struct Fork {
     holder: Life,
     /// Whether the holder has spoken of it, or made it.
     accepted: bool,
+    /// The link that its message was given to, if this worker shared it.
+    link: Option<u64>,
+    /// Whether that link broke.
+    is_doubtful: bool,
 }
 
 impl<V: Clone, W> Owner<V, W> {
@@ -126,6 +132,7 @@ impl<V: Clone, W> Owner<V, W> {
             freed: Recent::new(),
             deleted: Recent::new(),
             lost: Recent::new(),
+            broken: Recent::new(),
             answered: HashSet::new(),
             effects: VecDeque::new(),
         }
@@ -146,7 +153,7 @@ impl<V: Clone, W> Owner<V, W> {
         let Slot::Missing(waiters) = &mut entry.slot else { return Created::Again };
         entry.slot = Slot::Running(std::mem::take(waiters));
         if !was_deleted && !self.lost.contains(&holder) {
-            self.register(fork, Fork { rref, holder, accepted: true });
+            self.register(fork, Fork::accepted(rref, holder));
             self.answered.insert(holder);
         }
         Created::New
@@ -260,12 +267,24 @@ impl<V: Clone, W> Owner<V, W> {
             Some(_) => {}
         }
         if !self.lost.contains(&to) {
-            self.register(fork, Fork { rref, holder: to, accepted: false });
+            self.register(fork, Fork { accepted: false, ..Fork::accepted(rref, to) });
         }
         Ok(RRefDesc { rref, owner: self.me, fork })
     }
 
-    /// The message with this fork was never sent.
+    /// The message with a fork that was shared goes on this link, as
+    /// [`User::sent`](super::User::sent).
+    pub fn sent(&mut self, fork: ForkId, link: u64) {
+        let Some(known) = self.forks.get_mut(&fork).filter(|known| !known.accepted) else { return };
+        known.link = Some(link);
+        if self.broken.contains(&link) {
+            known.is_doubtful = true;
+            let to = known.holder;
+            self.send(to, RRefMessage::Rescind { fork });
+        }
+    }
+
+    /// The message with this fork was given to no link.
     pub fn unsent(&mut self, fork: ForkId) {
         if self.forks.get(&fork).is_some_and(|known| !known.accepted) {
             self.unregister(fork);
@@ -330,11 +349,15 @@ impl<V: Clone, W> Owner<V, W> {
         }
     }
 
-    /// A link with a life of a worker broke, or was made anew: what was sent may be lost.
+    /// A link with a life of a worker broke: what was sent on it may be lost.
     ///
-    /// Tells the worker which forks of it are counted, and asks for those that it has yet to accept. As
-    /// [`User::handle_link_broken`](super::User::handle_link_broken), and to be called together with it.
-    pub fn handle_link_broken(&mut self, life: Life) {
+    /// Tells the worker which forks of it are counted, and asks for those that went on that link. To be called
+    /// together with [`User::handle_link_broken`](super::User::handle_link_broken), which see.
+    pub fn handle_link_broken(&mut self, life: Life, link: u64) {
+        self.broken.insert(link);
+        for known in self.forks.values_mut() {
+            known.is_doubtful |= !known.accepted && known.holder == life && known.link == Some(link);
+        }
         if self.answered.contains(&life) {
             self.send(life, RRefMessage::AskAgain);
         }
@@ -372,10 +395,12 @@ impl<V: Clone, W> Owner<V, W> {
 
     fn ask_again(&mut self, life: Life) {
         for fork in self.forks_of(life) {
-            if self.forks.get(&fork).is_some_and(|known| known.accepted) {
-                self.answer(life, RRefMessage::Known { fork, alive: true });
-            } else {
-                self.send(life, RRefMessage::Rescind { fork });
+            match self.forks.get(&fork) {
+                Some(Fork { accepted: true, .. }) => {
+                    self.answer(life, RRefMessage::Known { fork, alive: true });
+                }
+                Some(Fork { is_doubtful: true, .. }) => self.send(life, RRefMessage::Rescind { fork }),
+                _ => {}
             }
         }
     }
@@ -394,7 +419,7 @@ impl<V: Clone, W> Owner<V, W> {
         };
         if !is_gone {
             self.entries.entry(rref).or_insert_with(Entry::placeholder);
-            self.register(fork, Fork { rref, holder: from, accepted: true });
+            self.register(fork, Fork::accepted(rref, from));
         }
         self.answer(from, RRefMessage::Known { fork, alive: !is_gone });
     }
@@ -499,6 +524,12 @@ impl<V: Clone, W> Owner<V, W> {
         if !self.lost.contains(&to) {
             self.effects.push_back(Effect::Send(to, message));
         }
+    }
+}
+
+impl Fork {
+    fn accepted(rref: RRefId, holder: Life) -> Self {
+        Self { rref, holder, accepted: true, link: None, is_doubtful: false }
     }
 }
 

@@ -12,7 +12,10 @@ fn life(rank: u32) -> Life {
     Life { rank: Rank::new(rank).unwrap(), incarnation: Incarnation::new(100 + u64::from(rank)) }
 }
 
-/// The owner, and three users.
+/// The link that breaks.
+const LINK: u64 = 5;
+
+/// The owner, and two users.
 fn o() -> Life {
     life(0)
 }
@@ -429,10 +432,14 @@ fn a_broken_link_makes_both_sides_say_again_what_matters() {
     user.receive(RRefDesc { rref, owner: o(), fork: asked }, b());
     owner.fork_out(rref, fork(o(), 1), a()).unwrap();
     user.fork_out(own, fork(a(), 3), o()).unwrap();
+    user.fork_out(own, fork(a(), 4), o()).unwrap();
+    owner.sent(fork(o(), 1), LINK);
+    user.sent(fork(a(), 3), LINK);
+    user.sent(fork(a(), 4), LINK + 1);
     said(&mut user);
 
-    user.handle_link_broken(o());
-    owner.handle_link_broken(a());
+    user.handle_link_broken(o(), LINK);
+    owner.handle_link_broken(a(), LINK);
 
     let again =
         [(o(), RRefMessage::Fork { rref, fork: asked }), (o(), RRefMessage::Rescind { fork: fork(a(), 3) })];
@@ -448,7 +455,26 @@ fn a_broken_link_makes_both_sides_say_again_what_matters() {
     owner.handle_message(a(), RRefMessage::Unknown { fork: fork(o(), 1) });
     assert_eq!((owner.counts().forks, owner.counts().unaccepted), (1, 0));
     assert!(user.handle_message(o(), RRefMessage::Unknown { fork: fork(a(), 3) }));
-    assert_eq!(user.counts().pending_children, 0);
+    // What is under way on another link may still come.
+    assert_eq!(user.counts().pending_children, 1);
+}
+
+#[test]
+fn what_is_given_to_a_link_that_has_broken_is_asked_after() {
+    let (mut owner, mut user) = shared();
+    let NewRRef { rref, fork: own } = new_rref();
+    user.fork_out(own, fork(a(), 3), b()).unwrap();
+    owner.fork_out(rref, fork(o(), 1), b()).unwrap();
+    user.handle_link_broken(b(), LINK);
+    owner.handle_link_broken(b(), LINK);
+    assert_eq!(said(&mut user), []);
+
+    user.sent(fork(a(), 3), LINK);
+    owner.sent(fork(o(), 1), LINK);
+
+    assert_eq!(said(&mut user), [(b(), RRefMessage::Rescind { fork: fork(a(), 3) })]);
+    let rescind = RRefMessage::Rescind { fork: fork(o(), 1) };
+    assert_eq!(effects(&mut owner), [OwnerEffect::Send(b(), rescind)]);
 }
 
 #[test]
@@ -458,10 +484,10 @@ fn a_delete_is_said_again_until_it_is_answered() {
     user.release(own);
     said(&mut user);
 
-    user.handle_link_broken(o());
+    user.handle_link_broken(o(), LINK);
     assert_eq!(said(&mut user), [(o(), RRefMessage::Delete { fork: own })]);
     user.handle_message(o(), RRefMessage::Deleted { fork: own });
-    user.handle_link_broken(o());
+    user.handle_link_broken(o(), LINK);
     assert_eq!(said(&mut user), []);
 }
 

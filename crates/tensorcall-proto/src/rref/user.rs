@@ -28,6 +28,8 @@ pub struct User<W> {
     /// Forks that were here once.
     ended: Recent<ForkId>,
     lost: Recent<Life>,
+    /// Links that broke: a message may be given to one that did just now.
+    broken: Recent<u64>,
     /// Who ever got an answer.
     answered: HashSet<Life>,
     effects: VecDeque<Effect<W>>,
@@ -113,6 +115,10 @@ enum Stage {
 struct Child {
     of: ForkId,
     to: Life,
+    /// The link that its message was given to.
+    link: Option<u64>,
+    /// Whether that link broke.
+    is_doubtful: bool,
 }
 
 #[derive(Debug)]
@@ -133,6 +139,7 @@ impl<W> User<W> {
             next_wait: 0,
             ended: Recent::new(),
             lost: Recent::new(),
+            broken: Recent::new(),
             answered: HashSet::new(),
             effects: VecDeque::new(),
             to_self: VecDeque::new(),
@@ -210,13 +217,26 @@ impl<W> User<W> {
             return Err(error);
         }
         let desc = RRefDesc { rref: known.rref, owner: known.owner, fork };
-        if !self.lost.contains(&to) && self.children.insert(fork, Child { of, to }).is_none() {
+        let child = Child { of, to, link: None, is_doubtful: false };
+        if !self.lost.contains(&to) && self.children.insert(fork, child).is_none() {
             known.children += 1;
         }
         Ok(desc)
     }
 
-    /// The message with this fork was never sent: one that was shared, or one that was to be created.
+    /// The message with a fork that was shared goes on this link, which has a number of its own for ever. May be
+    /// told before or after, and though the link has broken meanwhile.
+    pub fn sent(&mut self, fork: ForkId, link: u64) {
+        let Some(child) = self.children.get_mut(&fork) else { return };
+        child.link = Some(link);
+        if self.broken.contains(&link) {
+            child.is_doubtful = true;
+            let to = child.to;
+            self.send(to, RRefMessage::Rescind { fork });
+        }
+    }
+
+    /// The message with this fork was given to no link: one that was shared, or one that was to be created.
     pub fn unsent(&mut self, fork: ForkId) {
         self.drop_child(fork);
         if let Some(known) = self.forks.get_mut(&fork)
@@ -304,9 +324,7 @@ impl<W> User<W> {
         self.lost.insert(life);
         self.answered.remove(&life);
         self.deleting.retain(|_, owner| *owner != life);
-        let mut children: Vec<ForkId> = self.children_of(life);
-        children.sort_unstable();
-        for child in children {
+        for child in self.children_of(life) {
             self.drop_child(child);
         }
         for known in self.forks.values_mut().filter(|known| known.parent == Some(life)) {
@@ -317,12 +335,16 @@ impl<W> User<W> {
         }
     }
 
-    /// A link with a life of a worker broke, or was made anew: what was sent may be lost.
+    /// A link with a life of a worker broke: what was sent on it may be lost.
     ///
-    /// Says again what is not answered, and asks for the children that are not accepted. To be called at both
-    /// ends, after all that was read from the link has been handled. What is sent on a link that is known to be
-    /// broken, and what cannot be sent at all, is [`User::unsent`].
-    pub fn handle_link_broken(&mut self, life: Life) {
+    /// Says again what is not answered, and asks for the children that went on that link. To be called at both
+    /// ends, after all that was read from the link has been handled, and when the worker can be sent to
+    /// again.
+    pub fn handle_link_broken(&mut self, life: Life, link: u64) {
+        self.broken.insert(link);
+        for child in self.children.values_mut() {
+            child.is_doubtful |= child.to == life && child.link == Some(link);
+        }
         if self.answered.contains(&life) {
             self.send(life, RRefMessage::AskAgain);
         }
@@ -376,10 +398,10 @@ impl<W> User<W> {
         for fork in deleting {
             self.send(life, RRefMessage::Delete { fork });
         }
-        let mut children = self.children_of(life);
-        children.sort_unstable();
-        for fork in children {
-            self.send(life, RRefMessage::Rescind { fork });
+        for fork in self.children_of(life) {
+            if self.children.get(&fork).is_some_and(|child| child.is_doubtful) {
+                self.send(life, RRefMessage::Rescind { fork });
+            }
         }
     }
 
@@ -514,7 +536,10 @@ impl<W> User<W> {
     }
 
     fn children_of(&self, life: Life) -> Vec<ForkId> {
-        self.children.iter().filter(|(_, child)| child.to == life).map(|(&fork, _)| fork).collect()
+        let shared = self.children.iter().filter(|(_, child)| child.to == life);
+        let mut forks: Vec<ForkId> = shared.map(|(&fork, _)| fork).collect();
+        forks.sort_unstable();
+        forks
     }
 
     fn sorted(&self, which: impl Fn(&Fork) -> bool) -> Vec<ForkId> {
