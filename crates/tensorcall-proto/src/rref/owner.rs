@@ -21,6 +21,8 @@ pub struct Owner<V, W> {
     me: Life,
     entries: HashMap<RRefId, Entry<V, W>>,
     forks: HashMap<ForkId, Fork>,
+    /// Forks that came back and whose parents have been told so, and have not answered.
+    accepting: HashMap<ForkId, Life>,
     /// Values that went, for clear errors.
     freed: Recent<RRefId>,
     /// Forks that were deleted before they were known: a creation that comes late need not run.
@@ -86,8 +88,9 @@ pub struct OwnerCounts {
     pub rrefs: usize,
     /// Forks that others hold, as far as is known.
     pub forks: usize,
-    /// Forks among them that this worker shared and whose receivers have not answered: outstanding.
-    pub unaccepted: usize,
+    /// Messages that are not answered, forks included that this worker shared and whose receivers have not
+    /// spoken. What a wave counts (TERM-1).
+    pub unacknowledged: usize,
     /// Who waits for a value.
     pub waiting: usize,
 }
@@ -129,6 +132,7 @@ impl<V: Clone, W> Owner<V, W> {
             me,
             entries: HashMap::new(),
             forks: HashMap::new(),
+            accepting: HashMap::new(),
             freed: Recent::new(),
             deleted: Recent::new(),
             lost: Recent::new(),
@@ -301,8 +305,9 @@ impl<V: Clone, W> Owner<V, W> {
         };
         if from == self.me {
             self.unsent(desc.fork);
-        } else {
-            self.answer(from, RRefMessage::Accept { fork: desc.fork });
+        } else if !self.lost.contains(&from) {
+            self.accepting.insert(desc.fork, from);
+            self.send(from, RRefMessage::Accept { fork: desc.fork });
         }
         found
     }
@@ -320,6 +325,11 @@ impl<V: Clone, W> Owner<V, W> {
                     self.unsent(fork);
                 }
             }
+            RRefMessage::Accepted { fork } => {
+                if self.accepting.get(&fork) == Some(&from) {
+                    self.accepting.remove(&fork);
+                }
+            }
             RRefMessage::AskAgain => self.ask_again(from),
             // For a user: perhaps late, to the one that it was.
             RRefMessage::Known { .. }
@@ -333,6 +343,7 @@ impl<V: Clone, W> Owner<V, W> {
     pub fn handle_lost(&mut self, life: Life) {
         self.lost.insert(life);
         self.answered.remove(&life);
+        self.accepting.retain(|_, parent| *parent != life);
         for fork in self.forks_of(life) {
             self.unregister(fork);
         }
@@ -378,7 +389,7 @@ impl<V: Clone, W> Owner<V, W> {
         OwnerCounts {
             rrefs: self.entries.len(),
             forks: self.forks.len(),
-            unaccepted: self.forks.values().filter(|fork| !fork.accepted).count(),
+            unacknowledged: self.accepting.len() + self.forks.values().filter(|fork| !fork.accepted).count(),
             waiting: self.entries.values().map(waiting).sum(),
         }
     }
@@ -394,6 +405,12 @@ impl<V: Clone, W> Owner<V, W> {
     }
 
     fn ask_again(&mut self, life: Life) {
+        let accepting = self.accepting.iter().filter(|&(_, parent)| *parent == life);
+        let mut accepting: Vec<ForkId> = accepting.map(|(&fork, _)| fork).collect();
+        accepting.sort_unstable();
+        for fork in accepting {
+            self.send(life, RRefMessage::Accept { fork });
+        }
         for fork in self.forks_of(life) {
             match self.forks.get(&fork) {
                 Some(Fork { accepted: true, .. }) => {
@@ -407,8 +424,8 @@ impl<V: Clone, W> Owner<V, W> {
 
     fn handle_fork(&mut self, from: Life, rref: RRefId, fork: ForkId) {
         if let Some(known) = self.forks.get_mut(&fork) {
-            // To the first word of a fork that this worker shared nothing is to be answered.
-            if known.holder == from && std::mem::replace(&mut known.accepted, true) {
+            if known.holder == from {
+                known.accepted = true;
                 self.answer(from, RRefMessage::Known { fork, alive: true });
             }
             return;

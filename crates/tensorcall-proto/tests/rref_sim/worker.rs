@@ -241,6 +241,7 @@ impl Worker {
             }
             RRefMessage::Rescind { .. } if env.has(Fault::NotRescinded) => return,
             RRefMessage::Accept { .. }
+            | RRefMessage::Accepted { .. }
             | RRefMessage::Deleted { .. }
             | RRefMessage::Rescind { .. }
             | RRefMessage::AskAgain => {}
@@ -351,24 +352,24 @@ impl Worker {
 
     /// What a wave is told (TERM-1).
     pub(crate) fn under_way(&self, env: &Env) -> usize {
-        let reported = self.user.counts().unacknowledged + self.owner.counts().unaccepted;
+        let reported = self.user.counts().unacknowledged + self.owner.counts().unacknowledged;
         let is_reported = !env.has(Fault::NothingReported);
         self.calls.len() + self.runs.len() + if is_reported { reported } else { 0 }
     }
 
-    /// What must hold when everything is over.
-    pub(crate) fn check_quiet(&self, env: &mut Env) {
+    /// What is left when everything is over: nothing, if all is well.
+    pub(crate) fn leftover(&self) -> Option<String> {
         let (user, owner) = (self.user.counts(), self.owner.counts());
-        if user != UserCounts::default() || owner != OwnerCounts::default() {
-            let forks: Vec<_> = self.owner.forks().collect();
-            let users: Vec<_> = self.user.forks().collect();
-            let text = format!("{} ends with {owner:?} {forks:?}, {user:?} {users:?}", self.life);
-            env.ledger.breaks("leak", || text);
-        }
-        if !(self.runs.is_empty() && self.calls.is_empty() && self.values.is_empty()) {
-            let text = format!("{} ends with {:?} {:?} {:?}", self.life, self.runs, self.calls, self.values);
-            env.ledger.breaks("nothing hangs", || text);
-        }
+        let is_clean = user == UserCounts::default() && owner == OwnerCounts::default();
+        let forks: Vec<_> = self.owner.forks().chain(self.user.forks()).collect();
+        (!is_clean).then(|| format!("{} ends with {owner:?}, {user:?}, {forks:?}\n", self.life))
+    }
+
+    /// What never ended.
+    pub(crate) fn unfinished(&self) -> Option<String> {
+        let Self { life, runs, calls, values, .. } = self;
+        let is_done = runs.is_empty() && calls.is_empty() && values.is_empty();
+        (!is_done).then(|| format!("{life} ends with {runs:?}, {calls:?}, {values:?}\n"))
     }
 
     fn say(&mut self, env: &mut Env, to: Life, message: RRefMessage) {

@@ -62,8 +62,14 @@ impl World {
                 return Err(violation.clone());
             }
         }
-        for worker in self.workers.iter().filter(|worker| worker.is_alive) {
-            worker.check_quiet(&mut self.env);
+        let live = || self.workers.iter().filter(|worker| worker.is_alive);
+        for (invariant, text) in [
+            ("nothing hangs", live().filter_map(Worker::unfinished).collect::<String>()),
+            ("leak", live().filter_map(Worker::leftover).collect()),
+        ] {
+            if !text.is_empty() {
+                self.env.ledger.breaks(invariant, || text);
+            }
         }
         if let Some(violation) = self.env.ledger.violation() {
             return Err(violation.clone());
