@@ -98,7 +98,6 @@ impl Inner {
             timeout: request.timeout.unwrap_or_default(),
             rref: request.creates.clone(),
             fetches,
-            forks: forks.iter().map(|desc| desc.fork).collect(),
         };
         // References are never held back.
         let passes = nested || fetches;

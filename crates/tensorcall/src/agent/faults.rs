@@ -75,6 +75,7 @@ impl Inner {
                 self.hold(Held { until: now() + delay, peer: Arc::clone(peer), message, attempts: None });
             }
             Fault::Fail(text) => {
+                self.forks_unsent(&message.rrefs);
                 self.complete(|| {
                     let ticket = peer.state.lock().calls.finish(id)?;
                     Some((ticket, Err(Error::new(ErrorKind::Io, text))))
