@@ -63,7 +63,7 @@ struct State {
     creating: HashMap<RRefId, Arc<str>>,
     /// Messages to workers that are not known yet.
     early: Vec<(Life, RRefMessage)>,
-    /// Messages sent and handled: activity of a wave (TERM-1).
+    /// Messages sent and handled, and handles dropped: activity of a wave (TERM-1).
     activity: u64,
     /// Threads that wait for `changed`.
     watched: usize,
@@ -336,7 +336,7 @@ impl Inner {
         state.user.counts().unacknowledged + state.owner.counts().unacknowledged
     }
 
-    /// Messages about references ever sent and handled: activity, for a wave (TERM-1).
+    /// What ever happened to references: activity, for a wave (TERM-1).
     pub(super) fn rref_activity(&self) -> u64 {
         self.rrefs.state.lock().activity
     }
@@ -385,6 +385,7 @@ impl State {
 
     fn take_releases(&mut self, releases: &Releases) {
         while let Some(release) = releases.queue.pop() {
+            self.activity += 1;
             match release {
                 Release::Fork(fork) => {
                     self.failures.remove(&fork);
