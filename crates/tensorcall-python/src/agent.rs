@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 use tensorcall::body::Body;
@@ -135,7 +135,7 @@ impl Agent {
         self.start(py, to, request)
     }
 
-    /// As `call`, but the result stays with `to`: a reference to it, and the call.
+    /// As `call`, but the result stays with `to`: a reference to it, and the call or why there is none.
     fn remote(
         &self,
         py: Python<'_>,
@@ -144,7 +144,7 @@ impl Agent {
         args: Bound<'_, PyTuple>,
         kwargs: Bound<'_, PyDict>,
         timeout: f64,
-    ) -> PyResult<Option<(RRef, Call)>> {
+    ) -> PyResult<Option<(RRef, Py<PyAny>)>> {
         let request = plain_request(py, name, args, kwargs, timeout)?;
         request.map(|request| self.start_remote(py, to, request)).transpose()
     }
@@ -160,7 +160,7 @@ impl Agent {
         tensors: &Bound<'_, PyList>,
         rrefs: &Bound<'_, PyList>,
         timeout: f64,
-    ) -> PyResult<(RRef, Call)> {
+    ) -> PyResult<(RRef, Py<PyAny>)> {
         let request = pickled_request(label, pickled_body(payload, tensors, rrefs)?, timeout);
         self.start_remote(py, to, request)
     }
@@ -271,9 +271,14 @@ impl Agent {
 }
 
 impl Agent {
-    fn start_remote(&self, py: Python<'_>, to: u32, request: Request) -> PyResult<(RRef, Call)> {
+    fn start_remote(&self, py: Python<'_>, to: u32, request: Request) -> PyResult<(RRef, Py<PyAny>)> {
         let rref = self.agent.new_rref(to_rank(to)?).map_err(|error| to_python(&error))?;
-        let call = self.start(py, to, Request { creates: Some(rref.clone()), ..request })?;
+        let call = match self.start(py, to, Request { creates: Some(rref.clone()), ..request }) {
+            Ok(call) => Py::new(py, call)?.into_any(),
+            // That there was no call is what becomes of the reference.
+            Err(error) if error.is_instance_of::<PyRuntimeError>(py) => error.into_value(py).into_any(),
+            Err(error) => return Err(error),
+        };
         Ok((RRef::new(rref, Arc::clone(&self.handler)), call))
     }
 

@@ -118,6 +118,11 @@ impl RRef {
         self.rref.owner().rank.get()
     }
 
+    /// That worker's name; `None` if no such worker was known when the reference came.
+    fn owner_name(&self) -> Option<&str> {
+        self.rref.owner_name().map(tensorcall::proto::ids::WorkerName::as_str)
+    }
+
     /// Whether the owner knows of this reference.
     fn confirmed(&self, py: Python<'_>) -> bool {
         outside(py, || self.rref.confirmed())
@@ -164,16 +169,22 @@ impl RRef {
         }
     }
 
-    /// Asks the owner for a copy of the value; 0 seconds means no limit.
-    fn fetch(&self, py: Python<'_>, timeout: f64) -> PyResult<Call> {
+    /// Whether the value, on the worker that owns it, is there.
+    fn has_value(&self, py: Python<'_>) -> bool {
+        matches!(outside(py, || self.rref.local_value()), Ok(Some(_)))
+    }
+
+    /// Asks the owner for a copy of the value; 0 seconds means no limit. `label` names the call in errors.
+    #[pyo3(signature = (timeout, label="to_here"))]
+    fn fetch(&self, py: Python<'_>, timeout: f64, label: &str) -> PyResult<Call> {
         let agent = self.rref.belongs_to();
-        let future = outside(py, || self.rref.fetch("to_here", time::limit(timeout)));
+        let future = outside(py, || self.rref.fetch(label, time::limit(timeout)));
         let future = future.map_err(|error| to_python(&error))?;
         let agent = agent.ok_or_else(|| PyRuntimeError::new_err("the agent of this RRef is gone"))?;
         let to = self.rref.owner().rank;
         let name = agent.name_of(to).unwrap_or_else(|| agent.identity().name.clone());
         let handler = Arc::clone(&self.handler);
-        Ok(Call::of_rpc(future, Route { agent, handler, to, name, function: "to_here".into() }))
+        Ok(Call::of_rpc(future, Route { agent, handler, to, name, function: label.into() }))
     }
 
     fn __repr__(&self) -> String {

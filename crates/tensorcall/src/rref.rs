@@ -131,8 +131,8 @@ impl RRef {
     /// Whether it can still be used.
     pub fn state(&self) -> RRefState {
         match self.here() {
-            _ if self.is_owner() => RRefState::Alive,
             Some(agent) => agent.rref_state(self),
+            None if self.is_owner() => RRefState::Alive,
             None => RRefState::Deleted,
         }
     }

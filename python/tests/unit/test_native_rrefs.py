@@ -234,7 +234,9 @@ def test_after_the_end_a_handle_says_what_happened(workers: tuple[Worker, Worker
     assert there.native.delete_rrefs(SOON)
 
     assert rref.state() == "deleted"
-    with pytest.raises(RuntimeError, match=r"has been deleted. Cannot call to_here\(\) on it after deletion."):
+    with pytest.raises(
+        RuntimeError, match=r"has been deleted. Cannot call to_here\(\) on it after deletion."
+    ):
         rref.fetch(SOON)
     with pytest.raises(RuntimeError, match=r"has been deleted. Cannot call fork an UserRRef after deletion."):
         here.native.call_pickled(1, "take", b"take", [], [rref], SOON)
@@ -253,7 +255,9 @@ def test_a_creation_that_times_out_marks_its_rref(workers: tuple[Worker, Worker]
     with pytest.raises(RuntimeError, match="RPC ran for more than set timeout"):
         creation.result()
     for use in (lambda: rref.fetch(SOON), lambda: here.native.call_pickled(1, "", b"", [], [rref], SOON)):
-        with pytest.raises(RuntimeError, match=r"RRef creation via rpc.remote\(\) timed out, and it is possible"):
+        with pytest.raises(
+            RuntimeError, match=r"RRef creation via rpc.remote\(\) timed out, and it is possible"
+        ):
             use()
     assert rref.state() == "failed"
     there.go.set()

@@ -394,6 +394,13 @@ impl<V: Clone, W> Owner<V, W> {
         }
     }
 
+    /// How many references others have, too, or wait for their creation.
+    pub fn shared(&self) -> usize {
+        let forked: HashSet<RRefId> = self.forks.values().map(|fork| fork.rref).collect();
+        let is_running = |entry: &Entry<V, W>| matches!(entry.slot, Slot::Missing(_) | Slot::Running(_));
+        self.entries.iter().filter(|(rref, entry)| is_running(entry) || forked.contains(rref)).count()
+    }
+
     /// The references that there are, in no order.
     pub fn rrefs(&self) -> impl Iterator<Item = RRefId> + '_ {
         self.entries.keys().copied()

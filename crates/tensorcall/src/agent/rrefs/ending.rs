@@ -12,7 +12,7 @@ use super::{Inner, State};
 /// How many references an agent has, as PyTorch counts them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RRefCounts {
-    /// Values here that others refer to, or that this worker was sent references to.
+    /// Values here that others refer to, or whose functions have not returned.
     pub owners: usize,
     /// References to values of others that their owners do not know of yet.
     pub pending_users: usize,
@@ -42,7 +42,7 @@ impl Inner {
         let state = self.rrefs.state.lock();
         let (owner, user) = (state.owner.counts(), state.user.counts());
         RRefCounts {
-            owners: owner.rrefs,
+            owners: state.owner.shared(),
             pending_users: user.pending_users,
             pending_futures: user.unacknowledged + owner.unacknowledged,
             forks: owner.forks,
@@ -72,11 +72,11 @@ impl Inner {
         })
     }
 
-    /// References of others to values of this worker.
+    /// References of others to values of this worker, also of those that have left since with references.
     pub(in crate::agent) fn rref_leaks(&self) -> Vec<Leak> {
         let state = self.rrefs.state.lock();
-        let leak = |(rref, fork, holder)| Leak { rref, fork, holder, label: state.label(rref) };
-        let mut leaks: Vec<_> = state.owner.forks().map(leak).collect();
+        let mut leaks = state.left.clone();
+        leaks.extend(state.owner.forks().map(|fork| state.leak(fork)));
         leaks.sort_unstable_by_key(|leak| (leak.rref, leak.fork));
         leaks
     }
@@ -131,6 +131,17 @@ impl Inner {
 }
 
 impl State {
+    fn leak(&self, (rref, fork, holder): (RRefId, ForkId, Life)) -> Leak {
+        Leak { rref, fork, holder, label: self.label(rref) }
+    }
+
+    /// A worker leaves in good order: what it still has, it should have given back.
+    pub(super) fn note_left(&mut self, life: Life) {
+        let leaks: Vec<_> =
+            self.owner.forks().filter(|(.., holder)| *holder == life).map(|fork| self.leak(fork)).collect();
+        self.left.extend(leaks);
+    }
+
     fn label(&self, rref: RRefId) -> Arc<str> {
         match self.owner.lookup(rref) {
             Found::Ready(stored) => stored.label,

@@ -56,22 +56,36 @@ impl Inner {
 
     /// The creating call has its outcome.
     pub(in crate::agent) fn end_creation(&self, rref: &RRef, outcome: &Result<Response>) {
-        if rref.is_owner() {
-            return;
-        }
         let fork = rref.fork_id();
-        self.with_rrefs(|state| match outcome {
-            // Raised or not: the owner knows the fork.
-            Ok(_) => state.user.creation_done(fork, rref.owner()),
+        let waiting = self.with_rrefs(|state| match outcome {
+            Ok(_) if rref.is_owner() => None,
+            Ok(_) => {
+                // Raised or not: the owner knows the fork.
+                state.user.creation_done(fork, rref.owner());
+                None
+            }
             Err(error) => {
                 let text = match error.kind() {
                     ErrorKind::Timeout => CREATION_TIMED_OUT.to_owned(),
-                    _ => format!("{rref} could not be created: {error}"),
+                    _ => {
+                        format!("RRef creation via rpc.remote() failed: {rref} could not be created: {error}")
+                    }
                 };
                 state.failures.insert(fork, Error::new(ErrorKind::RRef, text));
-                state.user.creation_failed(fork);
+                if !rref.is_owner() {
+                    state.user.creation_failed(fork);
+                    return None;
+                }
+                if error.kind() == ErrorKind::Io {
+                    // The call was never sent.
+                    state.owner.abandon(rref.id());
+                }
+                state.local.remove(&rref.id())
             }
         });
+        if let Some(waiting) = waiting {
+            waiting.complete_empty();
+        }
     }
 
     /// The answer of a creating call came after the call was given up: its owner counts the fork.
@@ -188,6 +202,10 @@ impl Inner {
     }
 
     pub(crate) fn rref_state(&self, rref: &RRef) -> RRefState {
+        if rref.is_owner() {
+            let failed = self.rrefs.state.lock().failures.contains_key(&rref.fork_id());
+            return if failed { RRefState::Failed } else { RRefState::Alive };
+        }
         match self.rrefs.state.lock().user.standing(rref.fork_id()).map(|standing| standing.error) {
             Some(None) => RRefState::Alive,
             None | Some(Some(RRefError::Deleted)) => RRefState::Deleted,
@@ -198,6 +216,9 @@ impl Inner {
     /// The value of a reference whose owner is this worker, if it is there yet.
     pub(crate) fn kept(&self, rref: &RRef) -> Result<Option<Kept>> {
         let state = self.rrefs.state.lock();
+        if let Some(failure) = state.failures.get(&rref.fork_id()) {
+            return Err(failure.clone());
+        }
         match state.owner.lookup(rref.id()) {
             Found::Ready(stored) => Ok(Some(stored.kept)),
             Found::Waiting if state.closed => Err(Error::shutting_down()),

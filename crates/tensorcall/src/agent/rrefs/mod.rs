@@ -65,6 +65,8 @@ struct State {
     early: Vec<(Life, RRefMessage)>,
     /// Messages sent and handled, and handles dropped: activity of a wave (TERM-1).
     activity: u64,
+    /// References that workers took with them when they left.
+    left: Vec<Leak>,
     /// Threads that wait for `changed`.
     watched: usize,
     closed: bool,
@@ -127,6 +129,7 @@ impl RRefs {
             creating: HashMap::new(),
             early: Vec::new(),
             activity: 0,
+            left: Vec::new(),
             watched: 0,
             closed: false,
         };
@@ -196,7 +199,16 @@ impl Inner {
             // Who leaves says so, and that says it all.
             return true;
         }
-        let outbound = Outbound::plain(Message::RRef(message));
+        let mut outbound = Outbound::plain(Message::RRef(message));
+        if self.fault_line.is_some()
+            && let Some(peer) = self.members.get().and_then(|members| members.get(to.rank))
+            && peer.life() == to
+        {
+            match self.hurt(&peer, outbound, 0) {
+                Some(unhurt) => outbound = unhurt,
+                None => return true,
+            }
+        }
         if let Some((_, link)) = via.filter(|(life, _)| *life == to) {
             link.handle.send(outbound);
             return true;
@@ -224,7 +236,7 @@ impl Inner {
         let link = if has_way { None } else { self.latest_link_of(to) };
         match link {
             Some(link) => link.send(outbound),
-            None => self.post(&peer, outbound),
+            None => self.post_now(&peer, outbound),
         };
         true
     }
@@ -283,6 +295,12 @@ impl Inner {
                 state.owner.handle_link_broken(life, link.0);
             });
         }
+    }
+
+    /// A worker leaves in good order.
+    pub(super) fn rref_left(&self, life: Life) {
+        self.rrefs.state.lock().note_left(life);
+        self.rref_lost(life);
     }
 
     /// A life of a worker is gone for ever.
@@ -391,7 +409,14 @@ impl State {
                     self.failures.remove(&fork);
                     self.user.release(fork);
                 }
-                Release::Hold(rref) => self.owner.release(rref),
+                Release::Hold(rref) => {
+                    self.failures.remove(&ForkId {
+                        creator: rref.creator,
+                        incarnation: rref.incarnation,
+                        local: rref.local,
+                    });
+                    self.owner.release(rref);
+                }
             }
         }
     }
