@@ -68,7 +68,7 @@ impl Call {
 impl Drop for Call {
     fn drop(&mut self) {
         let Origin::Rpc(route) = &self.origin else { return };
-        if *self.disregarded.get_mut() {
+        if *self.disregarded.get_mut() || !route.agent.is_here() {
             return;
         }
         if !self.future.is_done() {

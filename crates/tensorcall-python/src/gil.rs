@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use crossbeam_queue::SegQueue;
 use pyo3::prelude::*;
+use tensorcall::fork::PerProcess;
 
 use crate::user_code::surviving_exit;
 use crate::visitors::VISITORS;
@@ -178,12 +179,12 @@ impl Drop for PyOwner {
     }
 }
 
-static GRAVEYARD: SegQueue<Py<PyAny>> = SegQueue::new();
+static GRAVEYARD: PerProcess<SegQueue<Py<PyAny>>> = PerProcess::new();
 static ON_LARGE_BURIAL: OnceLock<Box<dyn Fn() + Send + Sync>> = OnceLock::new();
 
 /// Leaves `object`, which keeps about `bytes` alive, to be let go by the next [`drain`].
 pub(crate) fn bury(object: Py<PyAny>, bytes: usize) {
-    GRAVEYARD.push(object);
+    GRAVEYARD.get_or_init(SegQueue::new).push(object);
     if bytes > LARGE_BYTES
         && let Some(hook) = ON_LARGE_BURIAL.get()
     {
@@ -199,7 +200,8 @@ pub(crate) fn on_large_burial(hook: impl Fn() + Send + Sync + 'static) {
 
 /// Lets go of what was buried. One atomic load if that is nothing.
 pub(crate) fn drain(_py: Python<'_>) {
-    while let Some(object) = GRAVEYARD.pop() {
+    let graveyard = GRAVEYARD.get_or_init(SegQueue::new);
+    while let Some(object) = graveyard.pop() {
         drop(object);
     }
 }

@@ -4,7 +4,9 @@ mod agent;
 mod bell;
 mod call;
 mod error;
+mod faults;
 mod gil;
+mod gil_wait;
 mod handler;
 mod later;
 mod log;
@@ -30,11 +32,12 @@ fn stop_entering(py: Python<'_>, limit: f64) -> usize {
     gil::stop_entering(py, Duration::try_from_secs_f64(limit).unwrap_or_default())
 }
 
-/// To be run in a forked child, which has no thread but the one that forked.
+/// To be run in a forked child, which has no thread but the one that forked. `inherited` is kept for ever:
+/// what belongs to the parent is not to be ended here, by no finalizer (FORK-1).
 #[pyfunction]
-fn after_fork_in_child(py: Python<'_>) {
+fn after_fork_in_child(py: Python<'_>, inherited: Py<PyAny>) {
     gil::after_fork_in_child(py);
-    spawner::disown();
+    std::mem::forget(inherited);
 }
 
 /// Calls `body`, which may take as long as the agent lives, on a thread that is none of the agent's worker
@@ -54,6 +57,12 @@ fn run_apart(py: Python<'_>, body: Py<PyAny>) -> PyResult<()> {
     }
 }
 
+/// Whether to measure how long requests wait for the interpreter lock, for the metrics.
+#[pyfunction]
+fn measure_gil_waits(flag: bool) {
+    gil_wait::measure(flag);
+}
+
 #[pymodule]
 fn _tensorcall(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<agent::Agent>()?;
@@ -63,6 +72,7 @@ fn _tensorcall(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(run_apart, module)?)?;
     module.add_function(wrap_pyfunction!(stop_entering, module)?)?;
     module.add_function(wrap_pyfunction!(after_fork_in_child, module)?)?;
+    module.add_function(wrap_pyfunction!(measure_gil_waits, module)?)?;
     tensor::add_to(module)?;
     testing::add_to(module)
 }

@@ -5,12 +5,13 @@
 //! default), `info`, `debug` or `trace`. What does not fit the queue is counted and dropped.
 
 use std::fmt::{self, Write as _};
-use std::sync::OnceLock;
+use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crossbeam_queue::ArrayQueue;
 use pyo3::intern;
 use pyo3::prelude::*;
+use tensorcall::fork::PerProcess;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
@@ -21,14 +22,19 @@ use crate::{error, spawner, user_code};
 /// Records that may wait for Python.
 const QUEUE: usize = 1024;
 
-static QUEUED: OnceLock<ArrayQueue<(Level, String)>> = OnceLock::new();
+static QUEUED: PerProcess<ArrayQueue<(Level, String)>> = PerProcess::new();
+static INSTALLED: Once = Once::new();
 static DROPPED: AtomicU64 = AtomicU64::new(0);
 
 /// Starts to forward events; only the first time. A program that has a subscriber of its own keeps it.
 pub(crate) fn install() {
-    if QUEUED.set(ArrayQueue::new(QUEUE)).is_ok() {
+    INSTALLED.call_once(|| {
         let _ = tracing::subscriber::set_global_default(Forward { level: level() });
-    }
+    });
+}
+
+fn queued() -> &'static ArrayQueue<(Level, String)> {
+    QUEUED.get_or_init(|| ArrayQueue::new(QUEUE))
 }
 
 #[expect(clippy::disallowed_methods, reason = "the level is this module's own setting")]
@@ -48,7 +54,7 @@ impl Subscriber for Forward {
     fn event(&self, event: &Event<'_>) {
         let mut line = Line::default();
         event.record(&mut line);
-        let Some(queue) = QUEUED.get() else { return };
+        let queue = queued();
         let was_empty = queue.is_empty();
         if queue.push((*event.metadata().level(), line.finish())).is_err() {
             DROPPED.fetch_add(1, Ordering::Relaxed);
@@ -97,10 +103,10 @@ fn drain(py: Python<'_>) {
 }
 
 fn try_drain(py: Python<'_>) -> PyResult<()> {
-    let Some(queue) = QUEUED.get() else { return Ok(()) };
     let logger =
         py.import(intern!(py, "logging"))?.call_method1(intern!(py, "getLogger"), ("tensorcall",))?;
     let log = logger.getattr(intern!(py, "log"))?;
+    let queue = queued();
     while let Some((level, text)) = queue.pop() {
         // "%s": the text may contain percent signs.
         user_code::call(&log, (number(level), "%s", text))?;

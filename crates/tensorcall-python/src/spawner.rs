@@ -1,38 +1,36 @@
 //! A thread for work that must not be done where it comes up: on the reactor, or under a lock.
 //!
-//! The agent that was made last lends its pool; without one a thread is made.
+//! The agent that was made last lends its pool; without one a thread is made. A forked child has no agent
+//! until it makes one (FORK-1).
 
-use parking_lot::Mutex;
 use tensorcall::Agent;
+use tensorcall::fork::PerProcess;
+use tensorcall::sync::Mutex;
 
-static AGENT: Mutex<Option<Agent>> = Mutex::new(None);
+static AGENT: PerProcess<Mutex<Option<Agent>>> = PerProcess::new();
+
+fn agent() -> &'static Mutex<Option<Agent>> {
+    AGENT.get_or_init(Mutex::default)
+}
 
 /// From now on `agent` lends its pool.
 pub(crate) fn lend(agent: &Agent) {
-    let before = AGENT.lock().replace(agent.clone());
+    let before = self::agent().lock().replace(agent.clone());
     drop(before);
 }
 
 /// `agent` is closing.
 pub(crate) fn forget(agent: &Agent) {
-    let mut current = AGENT.lock();
+    let mut current = self::agent().lock();
     let is_it = current.as_ref().is_some_and(|other| other.identity() == agent.identity());
     let before = if is_it { current.take() } else { None };
     drop(current);
     drop(before);
 }
 
-/// For a forked child: the agent is its parent's, which it may neither use nor end (FORK-1).
-pub(crate) fn disown() {
-    // The lock may be held by a thread that only the parent has.
-    if let Some(mut current) = AGENT.try_lock() {
-        std::mem::forget(current.take());
-    }
-}
-
 /// Runs `task` soon.
 pub(crate) fn spawn(task: impl FnOnce() + Send + 'static) {
-    let agent = AGENT.lock().clone();
+    let agent = agent().lock().clone();
     match agent {
         Some(agent) => agent.spawn(task),
         None => drop(std::thread::Builder::new().name("tensorcall-task".to_owned()).spawn(task)),
@@ -42,6 +40,6 @@ pub(crate) fn spawn(task: impl FnOnce() + Send + 'static) {
 /// Runs `body`, which may take as long as the agent lives, on a thread apart. Tells whether there is one:
 /// not without an agent.
 pub(crate) fn run_apart(body: impl FnOnce() + Send + 'static) -> bool {
-    let agent = AGENT.lock().clone();
+    let agent = agent().lock().clone();
     agent.is_some_and(|agent| agent.run_apart(body))
 }

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, ThreadId};
 use std::time::Instant;
 
-use parking_lot::{Condvar, Mutex};
 use pyo3::prelude::*;
+use tensorcall::sync::{Condvar, Mutex};
 
 use crate::thread_state::{self, ThreadIdent};
 
@@ -73,8 +73,7 @@ impl Visitors {
     /// Returns how many are inside at `limit`, or 0 as soon as nobody is.
     pub(crate) fn wait_until_gone(&self, limit: Instant) -> usize {
         let mut held = self.lock.lock();
-        let busy = |(): &mut ()| self.inside.load(Ordering::SeqCst) > 0;
-        self.left.wait_while_until(&mut held, busy, limit);
+        while self.inside.load(Ordering::SeqCst) > 0 && !self.left.wait_until(&mut held, limit).timed_out() {}
         self.inside.load(Ordering::SeqCst)
     }
 

@@ -15,6 +15,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crossbeam_queue::ArrayQueue;
 
+use crate::fork::Home;
+
 /// Alignment of every buffer: a cache line, and what vectorised kernels ask for at most.
 pub const ALIGNMENT: usize = 64;
 
@@ -171,13 +173,14 @@ pub struct BufferPool {
     classes: Box<[ArrayQueue<Memory>]>,
     idle_bytes: AtomicUsize,
     max_idle_bytes: usize,
+    home: Home,
 }
 
 impl BufferPool {
     /// A pool that keeps at most `max_idle_bytes` of unused memory.
     pub fn new(max_idle_bytes: usize) -> Arc<Self> {
         let classes = (0..CLASSES).map(|_| ArrayQueue::new(KEPT_PER_CLASS)).collect();
-        Arc::new(Self { classes, idle_bytes: AtomicUsize::new(0), max_idle_bytes })
+        Arc::new(Self { classes, idle_bytes: AtomicUsize::new(0), max_idle_bytes, home: Home::here() })
     }
 
     /// A buffer of `len` initialised bytes with unspecified content.
@@ -212,6 +215,10 @@ impl BufferPool {
     }
 
     fn put(&self, memory: Memory) {
+        if !self.home.is_here() {
+            // Some thread of the parent may have been at the queue. The copy of the memory is the child's.
+            return;
+        }
         let size = memory.capacity;
         let Some((class, _)) = size_class(size) else { return };
         let before = self.idle_bytes.fetch_add(size, Ordering::Relaxed);

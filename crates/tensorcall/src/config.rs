@@ -2,11 +2,13 @@
 
 use std::num::NonZeroUsize;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tensorcall_proto::ids::{Rank, WorkerName};
 use tensorcall_proto::wire::limits::Limits;
 
+use crate::agent::Faults;
 use crate::error::{Error, Result};
 
 /// How an agent behaves. [`AgentConfig::new`] gives the defaults named here.
@@ -44,6 +46,8 @@ pub struct AgentConfig {
     pub listen_address: Option<String>,
     /// What is accepted from peers.
     pub limits: Limits,
+    /// What happens to messages on their way out, in tests. Default none.
+    pub faults: Option<Arc<dyn Faults>>,
 }
 
 impl AgentConfig {
@@ -64,6 +68,7 @@ impl AgentConfig {
             rendezvous_host: None,
             listen_address: None,
             limits: Limits::default(),
+            faults: None,
         }
     }
 

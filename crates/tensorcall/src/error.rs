@@ -40,6 +40,8 @@ pub enum ErrorKind {
     Protocol,
     /// The operating system refused something.
     Io,
+    /// The agent, or the future, is that of the process that this one was forked from.
+    Forked,
 }
 
 /// The result of everything in this crate that can fail.
@@ -69,6 +71,16 @@ impl Error {
     /// This agent no longer makes or answers calls.
     pub(crate) fn shutting_down() -> Self {
         Self::new(ErrorKind::ShuttingDown, "this worker's agent is shutting down or has shut down")
+    }
+
+    /// This process is a forked child of `worker`, whose agent does not work here (FORK-1).
+    pub(crate) fn forked(worker: Option<&WorkerName>) -> Self {
+        let whose = worker.map_or_else(|| "another process".to_owned(), |name| format!("worker '{name}'"));
+        let text = format!(
+            "this process was forked from {whose}, whose agent and calls do not work here: a forked child that \
+             wants to make calls joins a group itself, under a name of its own"
+        );
+        Self::new(ErrorKind::Forked, text)
     }
 
     /// A call to `name` was not answered within `limit`; it had come as far as `phase`.

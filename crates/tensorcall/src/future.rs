@@ -12,13 +12,14 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
-use parking_lot::{Condvar, Mutex};
+use crate::sync::{Condvar, Mutex, MutexGuard};
 use tensorcall_proto::ids::MessageId;
 use tensorcall_proto::wire::message::Encoding;
 
 use crate::body::Received;
 use crate::clock::now;
 use crate::error::{Error, Result};
+use crate::fork::Home;
 use crate::spin::Spin;
 
 /// What a function on another worker came to.
@@ -44,6 +45,8 @@ struct Core {
     done: Condvar,
     /// Which call this is the outcome of, if of one.
     call: OnceLock<MessageId>,
+    /// Where the outcome comes. It does not come to a forked child.
+    home: Home,
     /// Whether the outcome may come so soon that looking for it beats sleeping.
     soon: AtomicBool,
 }
@@ -71,9 +74,21 @@ pub fn promise() -> (Promise, RpcFuture) {
         state: Mutex::new(pending),
         done: Condvar::new(),
         call: OnceLock::new(),
+        home: Home::here(),
         soon: AtomicBool::new(false),
     });
     (Promise(Arc::clone(&core)), RpcFuture(core))
+}
+
+impl Core {
+    /// What there is now. `None` in a forked child if the outcome has not come before the fork.
+    fn look(&self) -> Option<MutexGuard<'_, State>> {
+        if self.home.is_here() {
+            return Some(self.state.lock());
+        }
+        // A thread that this process does not have may hold the lock.
+        self.state.try_lock().filter(|state| !matches!(**state, State::Pending { .. }))
+    }
 }
 
 impl Promise {
@@ -93,7 +108,7 @@ impl Promise {
     }
 
     fn finish(&self, last: State) -> bool {
-        let mut state = self.0.state.lock();
+        let Some(mut state) = self.0.look() else { return false };
         let State::Pending { callbacks, wakers } = &mut *state else { return false };
         let (callbacks, wakers) = (std::mem::take(callbacks), std::mem::take(wakers));
         *state = last;
@@ -120,9 +135,10 @@ impl RpcFuture {
         self.0.soon.store(alone, Ordering::Relaxed);
     }
 
-    /// Whether the outcome is there.
+    /// Whether the outcome is there. In a forked child of the process where this future is to complete the
+    /// outcome is an error, unless another one came before the fork.
     pub fn is_done(&self) -> bool {
-        !matches!(*self.0.state.lock(), State::Pending { .. })
+        self.0.look().is_none_or(|state| !matches!(*state, State::Pending { .. }))
     }
 
     /// Waits until the outcome is there or `limit` has come; tells which. `None` waits for ever.
@@ -142,7 +158,7 @@ impl RpcFuture {
     }
 
     fn sleep_until(&self, limit: Option<Instant>) -> bool {
-        let mut state = self.0.state.lock();
+        let Some(mut state) = self.0.look() else { return true };
         while matches!(*state, State::Pending { .. }) {
             match limit {
                 None => self.0.done.wait(&mut state),
@@ -158,7 +174,7 @@ impl RpcFuture {
 
     /// Takes the outcome. `None` if there is none (any more).
     pub fn take(&self) -> Option<Result<Response>> {
-        let mut state = self.0.state.lock();
+        let Some(mut state) = self.0.look() else { return Some(Err(Error::forked(None))) };
         match std::mem::replace(&mut *state, State::Spent) {
             State::Done(outcome) => Some(outcome),
             State::Spent => None,
@@ -171,7 +187,7 @@ impl RpcFuture {
 
     /// Takes the outcome if it is there and is a failure: an error, or an exception of the function.
     pub fn take_failure(&self) -> Option<Result<Response>> {
-        let mut state = self.0.state.lock();
+        let mut state = self.0.look()?;
         match &*state {
             State::Done(Ok(Response { raised: false, .. })) | State::Spent | State::Pending { .. } => None,
             State::Done(_) => match std::mem::replace(&mut *state, State::Spent) {
@@ -185,8 +201,8 @@ impl RpcFuture {
     ///
     /// It must neither block nor call back into the agent.
     pub fn on_done(&self, callback: impl FnOnce() + Send + 'static) {
-        let mut state = self.0.state.lock();
-        if let State::Pending { callbacks, .. } = &mut *state {
+        let mut state = self.0.look();
+        if let Some(State::Pending { callbacks, .. }) = state.as_deref_mut() {
             callbacks.push(Box::new(callback));
         } else {
             drop(state);
@@ -200,8 +216,8 @@ impl Future for RpcFuture {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         {
-            let mut state = self.0.state.lock();
-            if let State::Pending { wakers, .. } = &mut *state {
+            let mut state = self.0.look();
+            if let Some(State::Pending { wakers, .. }) = state.as_deref_mut() {
                 if !wakers.iter().any(|waker| waker.will_wake(context.waker())) {
                     wakers.push(context.waker().clone());
                 }

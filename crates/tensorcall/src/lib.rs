@@ -8,6 +8,7 @@
 //! - [`transport`]: memory, Unix sockets and TCP behind one trait
 //! - [`future`]: outcomes that complete exactly once, awaitable under any runtime
 //! - [`buffer`], [`body`]: memory of messages, never copied without need
+//! - [`fork`], [`sync`]: what makes a forked child harmless
 //!
 //! The wire format and every protocol are in [`proto`], as state machines without I/O.
 
@@ -17,12 +18,14 @@ pub mod buffer;
 mod clock;
 pub mod config;
 mod error;
+pub mod fork;
 pub mod future;
 mod spin;
+pub mod sync;
 pub mod transport;
 
 pub use agent::{
-    Agent, CallError, Handler, InboundCall, Metrics, PeerInfo, Request, Responder, ThreadHook,
+    Agent, CallError, Fault, Faults, Handler, InboundCall, Metrics, PeerInfo, Request, Responder, ThreadHook,
     is_pool_thread, lend,
 };
 pub use config::AgentConfig;

@@ -16,7 +16,7 @@ use common::{
 use tensorcall::body::Body;
 use tensorcall::proto::ids::WorkerName;
 use tensorcall::proto::wire::message::Encoding;
-use tensorcall::{Agent, AgentConfig, CallError, ErrorKind, lend, promise};
+use tensorcall::{Agent, AgentConfig, CallError, ErrorKind, Responder, lend, promise};
 
 /// The agents of a test, for functions that make calls.
 type Book = Arc<OnceLock<Vec<Agent>>>;
@@ -206,6 +206,46 @@ fn a_function_that_runs_can_see_that_its_call_was_cancelled() {
     }
 }
 
+#[test]
+fn who_runs_a_function_is_told_when_its_call_is_cancelled_or_its_caller_is_lost() {
+    for kind in Kind::ALL {
+        let (told, tells) = channel();
+        let (kept, keeps) = channel();
+        let patient = || {
+            let (told, kept) = (told.clone(), kept.clone());
+            Functions::default().with("patient", move |_, responder: Responder| {
+                let told = told.clone();
+                responder.on_cancelled(move || told.send(()).unwrap());
+                kept.send(responder).unwrap();
+            })
+        };
+        let agents = group(kind, 2, |_| {}, patient);
+
+        let future = call(&agents[0], 1, "patient", b"").unwrap();
+        let cancelled = keeps.recv_timeout(SOON).unwrap();
+        agents[0].cancel(rank(1), future.call().unwrap());
+        assert_eq!(tells.recv_timeout(SOON), Ok(()));
+        cancelled.returned(Encoding::Value, Body::default());
+
+        let answered = call(&agents[0], 1, "patient", b"").unwrap();
+        keeps.recv_timeout(SOON).unwrap().returned(Encoding::Value, Body::default());
+        answer(&answered).unwrap();
+        assert!(!agents[0].cancel(rank(1), answered.call().unwrap()));
+
+        call(&agents[0], 1, "patient", b"").unwrap();
+        let orphan = keeps.recv_timeout(SOON).unwrap();
+        agents[0].close(false, deadline(SOON));
+        assert_eq!(tells.recv_timeout(SOON), Ok(()), "once for each");
+        orphan.on_cancelled({
+            let told = told.clone();
+            move || told.send(()).unwrap()
+        });
+        assert_eq!(tells.recv_timeout(SOON), Ok(()), "at once if it is known");
+        drop(orphan);
+        assert!(tells.try_recv().is_err());
+    }
+}
+
 /// The callee's deadline begins when the request arrives: in memory that is before the call returns.
 #[test]
 fn a_request_whose_deadline_passed_while_it_waited_never_runs() {
@@ -286,7 +326,7 @@ fn many_mutually_nested_calls_that_share_locks_all_finish() {
     for kind in Kind::ALL {
         let agents: Book = Arc::default();
         let locking = || {
-            let (agents, lock) = (Arc::clone(&agents), parking_lot::Mutex::new(()));
+            let (agents, lock) = (Arc::clone(&agents), tensorcall::sync::Mutex::new(()));
             Functions::default()
                 .plain("nest", move |payload| {
                     let (me, depth) = (payload[0], payload[1]);

@@ -15,12 +15,12 @@ use common::{
     Functions, Kind, SOON, answer, ask, call, deadline, finish, group, info, info_over, is_aligned,
     leave_together, mirror, nobody, now, pattern, rank, request, strangers, thread, threads,
 };
-use parking_lot::Mutex;
 use tensorcall::body::Body;
 use tensorcall::buffer::Region;
 use tensorcall::proto::ids::Incarnation;
 use tensorcall::proto::wire::message::Encoding;
 use tensorcall::proto::wire::tensor::{DType, TensorDesc};
+use tensorcall::sync::Mutex;
 use tensorcall::transport::Address;
 use tensorcall::{Agent, ErrorKind, PeerInfo, Request, Response};
 

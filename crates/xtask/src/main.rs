@@ -14,6 +14,8 @@ mod ci;
 mod demo;
 mod fmt;
 mod fuzz;
+mod licences;
+mod packages;
 mod peer_suite;
 mod plan;
 mod process;
@@ -66,6 +68,10 @@ enum Command {
     Fmt,
     /// Check the hand-written stub of the extension against the extension.
     Stubs,
+    /// Make the wheel, the source distribution and the crates, and try them as a user would.
+    Packages,
+    /// Write the licences of the crates that wheels contain into LICENSE-THIRD-PARTY.
+    Licences,
     /// Run torch's own RPC tests against us; arguments go to `python/tests/peer/run.py`.
     PeerSuite {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -110,6 +116,11 @@ fn main() -> ExitCode {
             setup::add(&mut plan, &project);
             stubs::add(&mut plan, &project);
         }
+        Command::Packages => {
+            setup::add_environment(&mut plan, &project);
+            packages::add(&mut plan, &project);
+        }
+        Command::Licences => licences::add(&mut plan, &project),
         Command::PeerSuite { args } => {
             setup::add(&mut plan, &project);
             peer_suite::add(&mut plan, &project, args);

@@ -7,17 +7,20 @@ rpc.shutdown()
 
 from __future__ import annotations
 
+import collections
 import logging
 import numbers
+import os
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlparse
 
 import torch.distributed
 from torch._C._distributed_c10d import PrefixStore, Store
-from torch.distributed.rendezvous import _create_store_from_options, rendezvous
+from torch.distributed.rendezvous import _rendezvous_helper, rendezvous
 
-from . import _futures, _membership
+from . import _fork, _futures, _membership, _scripts
 from . import api as api
 from . import backend_registry as backend_registry
 from . import constants as constants
@@ -85,15 +88,16 @@ _logger = logging.getLogger("tensorcall")
 BackendType: Any
 """The backends there are: always the registry's current enum."""
 
-_init_counter = 0
-_init_counter_lock = threading.Lock()
+_init_counts: collections.Counter[str] = collections.Counter()
+"""How often this process, or one that it was forked from, has joined a group at each place."""
+_init_counts_lock = threading.Lock()
 _rendezvous: list[Iterator[Any]] = []
 """Kept for ever: a store goes away with the iterator that made it, and others may still need it."""
 
 
 def is_available() -> bool:
-    """Whether RPC can be used."""
-    return True
+    """Whether RPC can be used: it can, but not in TorchScript."""
+    return not (_scripts.refusing and _scripts.is_compiling(1))
 
 
 def init_rpc(
@@ -109,7 +113,8 @@ def init_rpc(
         name: unique in the group; letters, digits, ``-``, ``_`` and ``:``.
         backend: a member of `BackendType`, by default the one that fits the options.
         rank: from 0 to ``world_size - 1``, unique in the group.
-        world_size: how many workers there are.
+        world_size: how many workers there are. Without it the group is dynamic: workers join and leave at
+            any time, and `rank` has to be given.
         rpc_backend_options: by default ``TensorPipeRpcBackendOptions()``.
 
     Raises:
@@ -148,8 +153,15 @@ def _choose_backend(backend: Any, given: Any) -> tuple[Any, Any]:
 
 
 def _infer_backend(given: RpcBackendOptions) -> Any:
-    for candidate in backend_registry.BackendType:
-        if isinstance(given, type(backend_registry.construct_rpc_backend_options(candidate))):
+    kinds = {
+        candidate: type(backend_registry.construct_rpc_backend_options(candidate))
+        for candidate in backend_registry.BackendType
+    }
+    for candidate, kind in kinds.items():
+        if type(given) is kind:
+            return candidate
+    for candidate, kind in kinds.items():
+        if isinstance(given, kind):
             return candidate
     raise TypeError(f"Could not infer backend for options {given}")
 
@@ -171,20 +183,43 @@ def _check_rank(rank: Any, world_size: Any) -> None:
 
 def _meet(chosen: RpcBackendOptions, rank: int, world_size: int | None) -> tuple[Store, int, int | None]:
     """Let c10d find the store; also what rank and size its URL or environment give."""
-    global _init_counter
-    if not world_size:
-        store = _create_store_from_options(chosen, rank)  # type: ignore[no-untyped-call]
-    else:
-        deadline = _membership.Deadline.of_rendezvous(chosen.rpc_timeout)
+    deadline = _membership.Deadline.of_rendezvous(chosen.rpc_timeout)
+    if world_size:
         meeting = rendezvous(chosen.init_method, rank=rank, world_size=world_size, timeout=deadline.left())
-        _rendezvous.append(meeting)
-        store, rank, world_size = interruptible(lambda: next(meeting))
+    else:
+        meeting = _rendezvous_helper(chosen.init_method, rank, None, timeout=deadline.left())
+    _rendezvous.append(meeting)
+    store, rank, size = interruptible(lambda: next(meeting))
+    store.set_timeout(deadline.left())
+    if world_size:
+        world_size = size
         _check_rank(rank, world_size)
-        store.set_timeout(deadline.left())
-    with _init_counter_lock:
-        store = PrefixStore(f"rpc_prefix_{_init_counter}", store)
-        _init_counter += 1
-    return store, rank, world_size
+    place = _place(chosen.init_method)
+    with _init_counts_lock:
+        counted = PrefixStore(f"rpc_prefix_{_init_counts[place]}", store)
+        _init_counts[place] += 1
+    if world_size:
+        return counted, rank, world_size
+    # Members of a dynamic group come and go, each as often as it likes: they meet in one place.
+    _membership.mark_dynamic(counted)
+    return PrefixStore("rpc_dynamic", store), rank, world_size
+
+
+def _place(init_method: str) -> str:
+    """Names the store that an URL leads to, whichever rank's URL it is."""
+    url = urlparse(init_method)
+    if url.scheme == "env":
+        return ":".join(os.environ.get(f"MASTER_{key}", "") for key in ("ADDR", "PORT"))
+    return url.netloc or url.path
+
+
+@_fork.in_child
+def _leave_stores_alone() -> Any:
+    # Letting go of a store would end its server, by a descriptor that the child shares with its parent.
+    global _init_counts_lock, _rendezvous
+    _init_counts_lock = threading.Lock()
+    inherited, _rendezvous = _rendezvous, []
+    return inherited
 
 
 def _autograd() -> Any:
@@ -251,9 +286,11 @@ def _disable_jit_rref_pickle() -> None:
     """Nothing: there are no RRefs yet that a script could pickle."""
 
 
-def __getattr__(name: str) -> Any:
-    if name == "BackendType":
-        return backend_registry.BackendType
-    if name in ("_all_gather", "_barrier", "_wait_all", "_wait_all_workers"):
-        return getattr(api, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # a type checker would take any name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        if name == "BackendType":
+            return backend_registry.BackendType
+        if name in ("_all_gather", "_barrier", "_wait_all", "_wait_all_workers"):
+            return getattr(api, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

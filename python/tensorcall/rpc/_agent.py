@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import atexit
-import os
 import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .. import _tensorcall
+from . import _fork
 from ._worker import WorkerInfo
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ NOT_SET = (
     "Current RPC agent is not set! Did you initialize the RPC framework (e.g. by calling `rpc.init_rpc`)?"
 )
 
+
+NOT_INITIALIZED = "RPC has not been initialized. Call torch.distributed.rpc.init_rpc first."
 
 _EXIT_PATIENCE = 0.5
 """Seconds that functions of other workers get to end when the interpreter does (EXIT-1)."""
@@ -67,8 +69,9 @@ class TensorPipeAgent(RpcAgent):
 
     Args:
         native: the extension's agent, not yet open.
-        infos: all workers of the group, by rank.
+        infos: all workers of the group.
         roster: name, rank and contact of each, for the extension.
+        dynamic: whether others join and leave at run time.
     """
 
     def __init__(
@@ -79,13 +82,16 @@ class TensorPipeAgent(RpcAgent):
         store: Store,
         options: TensorPipeRpcBackendOptions,
         handler: Handler,
+        dynamic: bool = False,
     ) -> None:
         self.rpc_timeout = options.rpc_timeout
         self._native = native
-        self._infos = infos
+        self._infos = {info.id: info for info in infos}
         self._roster = roster
         self._by_name = {info.name: info.id for info in infos}
-        self._me = infos[native.rank]
+        self._me = self._infos[native.rank]
+        self._dynamic = dynamic
+        self._changing = threading.Lock()
         self._store = store
         self._options = options
         self._handler = handler
@@ -94,7 +100,7 @@ class TensorPipeAgent(RpcAgent):
     @property
     def is_static_group(self) -> bool:
         """Whether the group was given its size at the start."""
-        return True
+        return not self._dynamic
 
     @property
     def store(self) -> Store:
@@ -105,7 +111,7 @@ class TensorPipeAgent(RpcAgent):
         return self._me if worker is None else self._infos[self._rank_of(worker)]
 
     def get_worker_infos(self) -> list[WorkerInfo]:
-        return list(self._infos)
+        return [self._infos[rank] for rank in sorted(self._infos)]
 
     def join(self, shutdown: bool = False, timeout: float = 0) -> None:
         """Wait until nothing is in flight in the whole group.
@@ -149,7 +155,7 @@ class TensorPipeAgent(RpcAgent):
         return metrics
 
     def _open(self) -> None:
-        self._native.open(self._roster)
+        self._native.open(self._roster, self._dynamic)
 
     def _rank_of(self, to: Any) -> int:
         rank: int | None
@@ -160,7 +166,7 @@ class TensorPipeAgent(RpcAgent):
             rank = to.id if self._by_name.get(to.name) == to.id else None
             wanted = str(to)
         elif isinstance(to, int):
-            rank = int(to) if 0 <= to < len(self._infos) else None
+            rank = int(to) if to in self._infos else None
             wanted = f"id {to}"
         else:
             raise ValueError(f"Cannot get WorkerInfo from name {to}")
@@ -169,7 +175,31 @@ class TensorPipeAgent(RpcAgent):
         return rank
 
     def _name_of(self, rank: int) -> str:
-        return self._infos[rank].name
+        info = self._infos.get(rank)
+        return f"of rank {rank}" if info is None else info.name
+
+    def _add(self, info: WorkerInfo) -> None:
+        """Let a worker that has joined be called; the extension knows it already."""
+        with self._changing:
+            before = self._infos.get(info.id)
+            names = {
+                name: rank for name, rank in self._by_name.items() if before is None or name != before.name
+            }
+            self._by_name = names | {info.name: info.id}
+            self._infos = self._infos | {info.id: info}
+
+    def _remove(self, rank: int) -> None:
+        """Let a worker that leaves no longer be called."""
+        with self._changing:
+            self._infos = {other: info for other, info in self._infos.items() if other != rank}
+            self._by_name = {name: other for name, other in self._by_name.items() if other != rank}
+
+    def _update_group_membership(
+        self, worker_info: WorkerInfo, my_devices: Any, reverse_device_map: Any, is_join: bool
+    ) -> None:
+        from . import _dynamic
+
+        _dynamic.update(self, worker_info, is_join)
 
     def _get_backend_options(self) -> TensorPipeRpcBackendOptions:
         return self._options
@@ -179,7 +209,8 @@ class TensorPipeAgent(RpcAgent):
 
 
 _current: Any = None
-_foreign: list[Any] = []
+_parent: str | None = None
+"""Name of the worker that this process was forked from, if it was."""
 _lock = threading.Lock()
 _hooked = False
 _exiting = False
@@ -193,8 +224,18 @@ def current() -> Any:
         RuntimeError: there is none.
     """
     if _current is None:
-        raise RuntimeError(NOT_SET)
+        raise not_set(NOT_SET)
     return _current
+
+
+def not_set(text: str) -> RuntimeError:
+    """The error that says `text` because there is no agent, and why, if that is not plain."""
+    if _parent is not None:
+        text += (
+            f" This process was forked from worker '{_parent}', whose agent does not work here: to make "
+            "calls, call init_rpc with a name of its own."
+        )
+    return RuntimeError(text)
 
 
 def is_set() -> bool:
@@ -208,7 +249,7 @@ def set_current(agent: Any) -> None:
     with _lock:
         if _current is not None:
             raise RuntimeError("RPC is already initialized")
-        _hook()
+        prepare()
         _current = agent
     if isinstance(agent, TensorPipeAgent):
         try:
@@ -233,14 +274,16 @@ def enable_gil_profiling(flag: bool) -> None:
     """Whether the metrics tell how long requests wait for the GIL."""
     global _gil_profiling
     _gil_profiling = bool(flag)
+    _tensorcall.measure_gil_waits(_gil_profiling)
 
 
-def _hook() -> None:
+def prepare() -> None:
+    """From now on the end of the interpreter and forks are noticed."""
     global _hooked
+    _fork.hook()
     if not _hooked:
         _hooked = True
         atexit.register(_close_at_exit)
-        os.register_at_fork(after_in_child=_disown)
 
 
 def _close_at_exit() -> None:
@@ -258,11 +301,11 @@ def _close_at_exit() -> None:
             agent.shutdown()
 
 
-def _disown() -> None:
-    # A forked child has none of the agent's threads: it may neither use nor destroy it (FORK-1).
-    global _current, _lock
-    _tensorcall.after_fork_in_child()
+@_fork.in_child
+def _disown() -> Any:
+    global _current, _lock, _parent
     _lock = threading.Lock()
-    if _current is not None:
-        _foreign.append(_current)
-        _current = None
+    inherited, _current = _current, None
+    if isinstance(inherited, TensorPipeAgent):
+        _parent = inherited._me.name
+    return inherited

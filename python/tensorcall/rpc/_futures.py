@@ -32,7 +32,7 @@ import torch
 import torch.futures
 
 from .. import _tensorcall
-from . import _agent, _call, _loops
+from . import _agent, _call, _fork, _loops
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -55,13 +55,16 @@ _CFuture: Any = torch._C.Future
 class _Unseen:
     """Goes with a future that failed; has the error logged if nobody looked at it in time."""
 
-    __slots__ = ("error",)
+    __slots__ = ("error", "generation")
 
     def __init__(self, error: BaseException) -> None:
         self.error: BaseException | None = error
+        self.generation = _fork.generation()
 
     def __del__(self) -> None:
-        if self.error is not None and not sys.is_finalizing() and not _agent.is_exiting():
+        if self.error is None or sys.is_finalizing() or _agent.is_exiting():
+            return
+        if self.generation == _fork.generation():
             _logger.warning("a future failed, and nobody looked at it: %s", _described(self.error))
 
 

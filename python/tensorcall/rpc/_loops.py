@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import threading
 import weakref
 from collections.abc import Callable, Generator
 from typing import Any
 
 from .. import _tensorcall
+from . import _fork
 
 
 class LoopBell:
@@ -41,6 +41,13 @@ class LoopBell:
         call.ring(self._bell, number)
         return number
 
+    def run_when_cancelled(self, later: _tensorcall.Later, run: Callable[[], object]) -> int:
+        """Run `run` in the loop when nobody waits for `later` any more; the number is for :meth:`forget`."""
+        number = next(self._numbers)
+        self._expected[number] = run
+        later.ring_when_cancelled(self._bell, number)
+        return number
+
     def forget(self, number: int) -> None:
         """Do not run it any more."""
         self._expected.pop(number, None)
@@ -54,7 +61,6 @@ class LoopBell:
 
 _bells: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopBell] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
-_hooked = False
 
 
 def bell_of(loop: asyncio.AbstractEventLoop) -> LoopBell:
@@ -63,7 +69,7 @@ def bell_of(loop: asyncio.AbstractEventLoop) -> LoopBell:
     if bell is None:
         bell = LoopBell(loop)
         with _lock:
-            _hook()
+            _fork.hook()
             # What a closed loop still waited for would keep it alive.
             for other in [other for other in _bells if other.is_closed()]:
                 del _bells[other]
@@ -88,15 +94,10 @@ def wait(call: Any) -> Generator[Any, None, None]:
         bell.forget(number)
 
 
-def _hook() -> None:
-    global _hooked
-    if not _hooked:
-        _hooked = True
-        os.register_at_fork(after_in_child=_forget_all)
-
-
-def _forget_all() -> None:
-    # The loops of the parent do not run in a forked child, and ringing there must not wake the parent.
-    global _lock
+@_fork.in_child
+def _forget_all() -> Any:
+    # The loops of the parent do not run in a forked child.
+    global _lock, _bells
     _lock = threading.Lock()
-    _bells.clear()
+    inherited, _bells = _bells, weakref.WeakKeyDictionary()
+    return inherited

@@ -19,12 +19,13 @@ from typing import Any, TypeVar
 import torch.futures
 from typing_extensions import ParamSpec
 
-from . import _agent, _call
+from . import _agent, _call, _fork
 from ._agent import enable_gil_profiling as enable_gil_profiling
 from ._futures import Future
 from ._gather import AllGatherStates as AllGatherStates
 from ._gather import Round
 from ._rref import MISSING, PyRRef, RRef, debug_info
+from ._scripts import eager_only
 from ._worker import WorkerInfo
 from .constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
 from .internal import _internal_rpc_pickler
@@ -45,7 +46,7 @@ def _require_initialized(func: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(func)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         if _agent._current is None:
-            raise RuntimeError("RPC has not been initialized. Call torch.distributed.rpc.init_rpc first.")
+            raise _agent.not_set(_agent.NOT_INITIALIZED)
         return func(*args, **kwargs)
 
     return wrapper
@@ -100,6 +101,7 @@ def get_worker_info(worker_name: str | int | None = None) -> WorkerInfo:
     return info
 
 
+@eager_only
 @_require_initialized
 def rpc_sync(
     to: str | WorkerInfo | int,
@@ -131,6 +133,7 @@ def rpc_sync(
     return _call.take(call)
 
 
+@eager_only
 @_require_initialized
 def rpc_async(
     to: str | WorkerInfo | int,
@@ -160,6 +163,7 @@ def rpc_async(
     return future
 
 
+@eager_only
 @_require_initialized
 def remote(
     to: str | WorkerInfo | int,
@@ -203,6 +207,12 @@ _all_gather_sequence_id: dict[str, int] = {}
 _all_gather_sequence_id_to_states: collections.defaultdict[str, AllGatherStates] = collections.defaultdict(
     AllGatherStates
 )
+
+
+@_fork.in_child
+def _forget_rounds() -> None:
+    global _all_gather_dict_lock
+    _all_gather_dict_lock = threading.RLock()
 
 
 def _init_rpc_states(agent: Any) -> None:
@@ -298,16 +308,23 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
 
     Args:
         graceful: first wait until all workers have called this and nothing is in flight
-            anywhere. Otherwise pending calls fail and the others see this worker leave.
+            anywhere. A worker of a dynamic group tells the others that it leaves and waits for its own
+            calls alone. Otherwise pending calls fail and the others see this worker leave.
         timeout: seconds that waiting may take; 0 means no limit.
 
     Raises:
         RuntimeError: RPC is not initialized, or the limit passed; the agent is stopped all the same.
     """
+    # Here, since a dynamic group is led by functions that are called as any other.
+    from . import _dynamic
+
     agent = _get_current_rpc_agent()
     end = time.monotonic() + timeout
     try:
-        if graceful:
+        if graceful and not getattr(agent, "is_static_group", True):
+            _dynamic.leave(agent, timeout)
+            agent.join(shutdown=True, timeout=max(end - time.monotonic(), 0.001) if timeout else 0)
+        elif graceful:
             _wait_all_workers(timeout)
             _delete_all_user_and_unforked_owner_rrefs()
             agent.join(shutdown=True, timeout=max(end - time.monotonic(), 0.001) if timeout else 0)

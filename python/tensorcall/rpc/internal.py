@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import _layouts, _out_of_band
+from . import _fork, _layouts, _out_of_band
 
 __all__ = ["PythonUDF", "RPCExecMode", "RemoteException", "deserialize", "serialize"]
 
@@ -165,6 +165,11 @@ _BUILT_IN: dict[type, _Reducer] = {
 }
 
 _internal_rpc_pickler = _InternalRPCPickler()
+
+
+@_fork.in_child
+def _have_a_free_lock() -> None:
+    _internal_rpc_pickler._lock = threading.Lock()
 
 
 def serialize(obj: Any) -> tuple[bytes, list[torch.Tensor]]:

@@ -233,7 +233,7 @@ def test_a_forked_child_does_not_wait_for_its_parents_threads() -> None:
         import warnings
         warnings.simplefilter("ignore", DeprecationWarning)
         if os.fork() == 0:
-            _tensorcall.after_fork_in_child()
+            _tensorcall.after_fork_in_child(None)
             print(_tensorcall.stop_entering(20.0))
             sys.stdout.flush()
             os._exit(0)

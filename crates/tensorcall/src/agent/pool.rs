@@ -19,11 +19,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
 use tensorcall_proto::ids::WorkerName;
 use tensorcall_proto::wire::message::FailureKind;
 
 use crate::clock::now;
+use crate::fork::Home;
+use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// A nested call starts without a place after the pool has been still for this long.
 const STALL: Duration = Duration::from_millis(20);
@@ -74,7 +75,6 @@ pub(crate) struct Pool(Arc<Shared>);
 struct Shared {
     config: PoolConfig,
     state: Mutex<State>,
-    work: Condvar,
     ended: Condvar,
 }
 
@@ -89,7 +89,9 @@ struct State {
     threads: usize,
     /// Threads made that have not yet looked for work.
     starting: usize,
-    idle: usize,
+    /// What wakes each idle thread that has not been told to look for work. The last one that fell idle
+    /// is woken first: what it needs is still in the caches, and those that are not needed can end.
+    idle: Vec<Arc<Condvar>>,
     /// Idle threads that were told to look for work and have not yet.
     signaled: usize,
     /// Functions at work, waiting ones not counted.
@@ -101,7 +103,7 @@ struct State {
     /// Nested calls that may start although no place is free.
     extra: usize,
     last_progress: Option<Instant>,
-    /// When a request was last started.
+    /// When a request was last started, or a thread woken for one.
     last_start: Option<Instant>,
 }
 
@@ -124,8 +126,9 @@ thread_local! {
     static CURRENT: RefCell<Option<Membership>> = const { RefCell::new(None) };
 }
 
-/// What a pool thread knows about itself.
+/// What a pool thread knows about itself. The thread that a forked child has may have it from its parent.
 struct Membership {
+    home: Home,
     pool: Arc<Shared>,
     /// Whether what runs now holds a place.
     has_place: bool,
@@ -133,21 +136,23 @@ struct Membership {
     lending: bool,
 }
 
+impl Membership {
+    fn of(pool: &Arc<Shared>, lending: bool) -> Self {
+        Self { home: Home::here(), pool: Arc::clone(pool), has_place: false, lending }
+    }
+}
+
 impl Pool {
     pub(crate) fn new(config: PoolConfig) -> Self {
-        Self(Arc::new(Shared {
-            config,
-            state: Mutex::default(),
-            work: Condvar::new(),
-            ended: Condvar::new(),
-        }))
+        Self(Arc::new(Shared { config, state: Mutex::default(), ended: Condvar::new() }))
     }
 
-    /// Starts to start requests.
-    pub(crate) fn open(&self) {
+    /// Starts to start requests. If some may need help to start, returns when to call [`tick`](Self::tick).
+    pub(crate) fn open(&self) -> Option<Instant> {
         let mut state = self.0.state.lock();
         state.open = true;
         self.0.kick(&mut state);
+        self.0.next_check(&state)
     }
 
     /// Queues a request. If it may need help to start, returns when to call [`tick`](Self::tick).
@@ -180,7 +185,7 @@ impl Pool {
             let mut body = Some(body);
             Arc::clone(&pool.config.hook).run(&mut || {
                 // It has nothing to lend, as if it were inside a wait already.
-                CURRENT.set(Some(Membership { pool: Arc::clone(&pool), has_place: false, lending: true }));
+                CURRENT.set(Some(Membership::of(&pool, true)));
                 if let Some(body) = body.take() {
                     guarded(body);
                 }
@@ -206,7 +211,7 @@ impl Pool {
         let state = self.0.state.lock();
         PoolCounts {
             threads: state.threads,
-            idle: state.idle,
+            idle: state.idle.len() + state.signaled,
             tasks: state.tasks.len() + state.tasks_running,
         }
     }
@@ -216,8 +221,10 @@ impl Pool {
         let mut state = self.0.state.lock();
         state.stopping = true;
         let refused: Vec<_> = take_requests(&mut state);
+        for thread in &state.idle {
+            thread.notify_one();
+        }
         drop(state);
-        self.0.work.notify_all();
         refuse(refused, &Refusal::shutting_down());
     }
 
@@ -225,8 +232,7 @@ impl Pool {
     pub(crate) fn wait_ended(&self, limit: Instant) -> bool {
         let mut state = self.0.state.lock();
         // A pool thread that shuts its own agent down cannot wait for itself.
-        let own =
-            usize::from(CURRENT.with_borrow(|m| m.as_ref().is_some_and(|m| Arc::ptr_eq(&m.pool, &self.0))));
+        let own = usize::from(with_member(|m| m.is_some_and(|m| Arc::ptr_eq(&m.pool, &self.0))));
         while state.threads > own {
             if self.0.ended.wait_until(&mut state, limit).timed_out() {
                 return state.threads <= own;
@@ -279,12 +285,16 @@ impl Shared {
             if startable + state.tasks.len() <= coming {
                 return;
             }
-            if state.tasks.len() <= coming && self.patient_until(state).is_some_and(|until| now() < until) {
-                return;
+            if state.tasks.len() <= coming {
+                let now = now();
+                if self.patient_until(state).is_some_and(|until| now < until) {
+                    return;
+                }
+                state.last_start = Some(now);
             }
-            if state.idle > state.signaled {
+            if let Some(thread) = state.idle.pop() {
                 state.signaled += 1;
-                self.work.notify_one();
+                thread.notify_one();
                 continue;
             }
             // Tasks have room of their own beyond the cap: they complete what others wait for.
@@ -300,28 +310,44 @@ impl Shared {
     fn start_thread(self: &Arc<Self>) -> bool {
         let pool = Arc::clone(self);
         spawn_thread("tensorcall-pool", move || {
-            let hook = Arc::clone(&pool.config.hook);
+            let (hook, home) = (Arc::clone(&pool.config.hook), Home::here());
             hook.run(&mut || pool.work_until_end());
-            pool.thread_ended();
+            if home.is_here() {
+                pool.thread_ended();
+            } else {
+                // A function forked and came back in the child too. It was the child's only thread.
+                std::mem::forget(pool);
+            }
         })
     }
 
     fn work_until_end(self: &Arc<Self>) {
-        CURRENT.set(Some(Membership { pool: Arc::clone(self), has_place: false, lending: false }));
-        let mut first = true;
+        let member = Membership::of(self, false);
+        let home = member.home;
+        CURRENT.set(Some(member));
+        let wake = Arc::new(Condvar::new());
+        let mut state = self.state.lock();
+        state.starting -= 1;
         loop {
-            match self.next_work(std::mem::take(&mut first)) {
+            match self.next_work(state, &wake) {
                 Work::Request(job) => {
                     set_has_place(true);
                     guarded(|| job(None));
+                    if !home.is_here() {
+                        return;
+                    }
                     set_has_place(false);
-                    let mut state = self.state.lock();
+                    state = self.state.lock();
                     state.at_work -= 1;
                     state.last_progress = Some(now());
                 }
                 Work::Task(task) => {
                     guarded(task);
-                    self.state.lock().tasks_running -= 1;
+                    if !home.is_here() {
+                        return;
+                    }
+                    state = self.state.lock();
+                    state.tasks_running -= 1;
                 }
                 Work::End => break,
             }
@@ -329,11 +355,7 @@ impl Shared {
         CURRENT.set(None);
     }
 
-    fn next_work(self: &Arc<Self>, first: bool) -> Work {
-        let mut state = self.state.lock();
-        if first {
-            state.starting -= 1;
-        }
+    fn next_work(self: &Arc<Self>, mut state: MutexGuard<'_, State>, wake: &Arc<Condvar>) -> Work {
         loop {
             if let Some(task) = state.tasks.pop_front() {
                 state.tasks_running += 1;
@@ -350,10 +372,14 @@ impl Shared {
                 self.kick(&mut state);
                 return Work::Request(job);
             }
-            state.idle += 1;
-            let timed_out = self.work.wait_for(&mut state, LINGER).timed_out();
-            state.idle -= 1;
-            state.signaled = state.signaled.saturating_sub(1);
+            state.idle.push(Arc::clone(wake));
+            let timed_out = wake.wait_for(&mut state, LINGER).timed_out();
+            match state.idle.iter().rposition(|thread| Arc::ptr_eq(thread, wake)) {
+                Some(place) => {
+                    state.idle.remove(place);
+                }
+                None => state.signaled -= 1,
+            }
             if timed_out
                 && state.threads > self.config.places
                 && self.startable(&state) + state.tasks.len() == 0
@@ -393,6 +419,8 @@ impl Shared {
         if has_place {
             state.at_work -= 1;
             state.last_progress = Some(now());
+            // This thread will not take the next request: there is nothing to be patient for.
+            state.last_start = None;
             self.kick(&mut state);
         }
         self.refuse_if_exhausted(state);
@@ -414,7 +442,7 @@ impl Shared {
     }
 
     /// Refuses all requests if no thread is left that could ever run one.
-    fn refuse_if_exhausted(&self, mut state: parking_lot::MutexGuard<'_, State>) {
+    fn refuse_if_exhausted(&self, mut state: MutexGuard<'_, State>) {
         let queued = !state.nested.is_empty() || !state.requests.is_empty();
         let exhausted = state.threads >= self.config.max_threads && state.waiting >= state.threads;
         if !(queued && exhausted) {
@@ -464,21 +492,26 @@ fn guarded(run: impl FnOnce()) {
 }
 
 fn set_has_place(has_place: bool) {
-    CURRENT.with_borrow_mut(|member| {
+    with_member(|member| {
         if let Some(member) = member {
             member.has_place = has_place;
         }
     });
 }
 
+/// What this thread knows about itself, if it is a pool's.
+fn with_member<R>(look: impl FnOnce(Option<&mut Membership>) -> R) -> R {
+    CURRENT.with_borrow_mut(|member| look(member.as_mut().filter(|member| member.home.is_here())))
+}
+
 /// Whether this thread runs something for a pool: then its calls are nested.
 pub(crate) fn is_inside() -> bool {
-    CURRENT.with_borrow(Option::is_some)
+    with_member(|member| member.is_some())
 }
 
 /// Runs `wait`, which waits for an RPC to `target`, and lends this thread's place meanwhile.
 pub(crate) fn lend<R>(target: Option<&WorkerName>, wait: impl FnOnce() -> R) -> R {
-    let lender = CURRENT.with_borrow_mut(|member| match member {
+    let lender = with_member(|member| match member {
         Some(member) if !member.lending => {
             member.lending = true;
             Some((Arc::clone(&member.pool), member.has_place))
@@ -663,6 +696,53 @@ mod tests {
             assert!(b.recv_timeout(due.saturating_duration_since(now())).is_err());
         }
         pool.tick(now());
+
+        assert_eq!(b.recv_timeout(SOON), Ok(None));
+    }
+
+    #[test]
+    fn a_patient_pool_leaves_a_burst_to_the_thread_that_it_woke() {
+        let pool = Pool::new(PoolConfig { places: 4, max_threads: 10, hook: Arc::new(Patient) });
+        let all: Vec<_> = (0..8).map(|_| blocked_request(&pool, false)).collect();
+        for (_, go) in &all {
+            go.send(()).unwrap();
+        }
+
+        let due = pool.open();
+
+        for (said, _) in &all {
+            assert_eq!(said.recv_timeout(SOON), Ok(None));
+        }
+        assert!(due.is_some() && pool.counts().threads == 1, "{:?}", pool.counts());
+    }
+
+    #[test]
+    fn a_patient_pool_that_opens_on_many_requests_says_when_to_look_after_them() {
+        let pool = Pool::new(PoolConfig { places: 4, max_threads: 10, hook: Arc::new(Patient) });
+        let all: Vec<_> = (0..4).map(|_| blocked_request(&pool, false)).collect();
+
+        let mut due = pool.open();
+
+        // Nobody lets any of them end: each needs a thread of its own.
+        for (said, _) in &all {
+            while said.try_recv().is_err() {
+                let next = due.unwrap();
+                while now() < next {
+                    std::thread::yield_now();
+                }
+                due = pool.tick(now());
+            }
+        }
+    }
+
+    #[test]
+    fn a_patient_pool_wakes_another_thread_at_once_when_the_one_at_work_waits() {
+        let pool = Pool::new(PoolConfig { places: 1, max_threads: 10, hook: Arc::new(Patient) });
+        pool.open();
+        let (a, _go_a) = waiting_request(&pool);
+        a.recv_timeout(SOON).unwrap();
+
+        let (b, _go_b) = blocked_request(&pool, false);
 
         assert_eq!(b.recv_timeout(SOON), Ok(None));
     }

@@ -64,7 +64,25 @@ impl Responder {
     /// Whether nobody wants the answer any more: the caller cancelled the call or is gone. A function
     /// that takes long may look now and then.
     pub fn is_cancelled(&self) -> bool {
-        self.agent.upgrade().is_none_or(|agent| agent.serving.lock().is_cancelled(self.key))
+        let agent = self.agent.upgrade().filter(|agent| agent.home.is_here());
+        agent.is_none_or(|agent| agent.serving.lock().is_cancelled(self.key))
+    }
+
+    /// Whether this is the process that was asked, and not a forked child of it: the answer of that is
+    /// forgotten.
+    pub fn is_here(&self) -> bool {
+        self.agent.upgrade().is_none_or(|agent| agent.home.is_here())
+    }
+
+    /// Calls `told` once nobody wants the answer any more, unless it is given before. That may be at once
+    /// or on any thread, the reactor's included: `told` must neither take long nor wait (NET-1).
+    pub fn on_cancelled(&self, told: impl FnOnce() + Send + 'static) {
+        let Some(agent) = self.agent.upgrade() else { return told() };
+        agent.cancels.expect(self.key, Box::new(told));
+        // It may have been cancelled just before.
+        if agent.serving.lock().is_cancelled(self.key) {
+            agent.cancels.tell(self.key);
+        }
     }
 
     fn answer(mut self, outcome: Outcome, body: Body) {
@@ -73,12 +91,13 @@ impl Responder {
     }
 
     fn send(&self, mut outcome: Outcome, mut body: Body) {
-        let Some(agent) = self.agent.upgrade() else { return };
+        let Some(agent) = self.agent.upgrade().filter(|agent| agent.home.is_here()) else { return };
         let text = if let Outcome::Failed { text, .. } = &outcome { text.len() } else { 0 };
         if let Err(error) = body.check(text, &agent.config.limits) {
             let text = format!("the result cannot be sent: {error}");
             (outcome, body) = (Outcome::Failed { kind: FailureKind::Usage, text }, Body::default());
         }
+        agent.cancels.forget(self.key);
         // Finished before it is sent: until the answer arrives the caller counts it as outstanding.
         if agent.serving.lock().finish(self.key) {
             let reply = Message::Reply(Reply { id: self.key.id, outcome });
@@ -140,8 +159,12 @@ impl Inner {
     pub(super) fn cancel_request(&self, caller: &Identity, link: &dyn Link, id: MessageId) {
         let key = RequestKey { peer: caller.rank, incarnation: caller.incarnation, id };
         let outcome = self.serving.lock().cancel(key);
-        if let CancelOutcome::Waiting(()) = outcome {
-            refuse(link, key, FailureKind::Cancelled, "cancelled before it ran".to_owned());
+        match outcome {
+            CancelOutcome::Waiting(()) => {
+                refuse(link, key, FailureKind::Cancelled, "cancelled before it ran".to_owned());
+            }
+            CancelOutcome::Running => self.cancels.tell(key),
+            CancelOutcome::Unknown => {}
         }
     }
 

@@ -4,12 +4,13 @@
 //! the reactor's alone (`reactor/`).
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use crate::fork::Fd;
+use crate::sync::Mutex;
 use rustix::event::epoll::EventFlags;
 use tensorcall_proto::connection::Outbox;
 use tensorcall_proto::ids::MessageId;
@@ -41,7 +42,7 @@ pub(crate) struct Connection {
 struct Out {
     outbox: Outbox<BodySegment>,
     /// Set while messages may be written: after the handshake, until the end.
-    socket: Option<Arc<OwnedFd>>,
+    socket: Option<Arc<Fd>>,
     /// The socket takes no more now; the reactor waits for room.
     blocked: bool,
     /// Nothing more is accepted.
@@ -62,7 +63,7 @@ impl Connection {
 
     /// The handshake is done: messages may be written to `socket`. Called by the reactor, which has it
     /// registered. Returns the messages that are out now.
-    pub(crate) fn open(&self, socket: Arc<OwnedFd>) -> io::Result<Vec<MessageId>> {
+    pub(crate) fn open(&self, socket: Arc<Fd>) -> io::Result<Vec<MessageId>> {
         self.heard_now(crate::clock::now());
         let mut out = self.out.lock();
         out.socket = Some(socket);

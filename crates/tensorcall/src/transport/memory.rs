@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 use tensorcall_proto::ids::Identity;
 use tensorcall_proto::wire::Descriptor;
 use tensorcall_proto::wire::limits::Limits;

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs, UdpSocket};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 
 use rustix::net::{
     AddressFamily, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect,
@@ -11,6 +11,7 @@ use rustix::net::{
 
 use super::Address;
 use crate::error::{Error, Result};
+use crate::fork::Fd;
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
@@ -18,7 +19,7 @@ const BACKLOG: i32 = 1024;
 /// A socket that accepts connections.
 #[derive(Debug)]
 pub(crate) struct ListenSocket {
-    pub(crate) fd: OwnedFd,
+    pub(crate) fd: Fd,
     pub(crate) address: Address,
 }
 
@@ -45,7 +46,7 @@ pub(crate) fn listen_unix(name: &str) -> Result<ListenSocket> {
 }
 
 /// Starts to connect without blocking. The socket becomes writable when it is decided.
-pub(crate) fn start_connect(address: &Address) -> io::Result<OwnedFd> {
+pub(crate) fn start_connect(address: &Address) -> io::Result<Fd> {
     let (fd, result) = match address {
         Address::Tcp(to) => {
             let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
@@ -68,7 +69,7 @@ pub(crate) fn start_connect(address: &Address) -> io::Result<OwnedFd> {
 }
 
 /// How a started connect came out.
-pub(crate) fn connect_result(fd: &OwnedFd) -> io::Result<()> {
+pub(crate) fn connect_result(fd: &Fd) -> io::Result<()> {
     match sockopt::socket_error(fd)? {
         Ok(()) => {
             tune_if_local(fd);
@@ -81,7 +82,7 @@ pub(crate) fn connect_result(fd: &OwnedFd) -> io::Result<()> {
 /// Within one host there is no network to be fair to. Congestion control that paces (bbr) moves a third
 /// of what plain reno does there: 16 MiB took 6.4 ms over a Unix socket, 7 ms over TCP with bbr and
 /// 2.3 ms with reno (ADR 13). Where reno is not allowed, the system's choice stays.
-fn tune_if_local(fd: &OwnedFd) {
+fn tune_if_local(fd: &Fd) {
     let ip = |address: SocketAddrAny| SocketAddr::try_from(address).map(|address| address.ip()).ok();
     let here = getsockname(fd).ok().and_then(ip);
     let there = rustix::net::getpeername(fd).ok().flatten().and_then(ip);
@@ -98,8 +99,8 @@ fn tune_if_local(fd: &OwnedFd) {
 /// # Errors
 ///
 /// When the connection is refused because of its uid, or accepting failed.
-pub(crate) fn accept(socket: &ListenSocket) -> io::Result<Option<(OwnedFd, String)>> {
-    let fd = match accept_with(&socket.fd, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
+pub(crate) fn accept(socket: &ListenSocket) -> io::Result<Option<(Fd, String)>> {
+    let fd = match Fd::open(|| accept_with(&socket.fd, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC)) {
         Ok(fd) => fd,
         Err(rustix::io::Errno::AGAIN) => return Ok(None),
         Err(error) => return Err(error.into()),
@@ -128,8 +129,9 @@ fn describe(address: SocketAddrAny) -> String {
         .map_or_else(|_| "an unknown address".to_owned(), |address| address.to_string())
 }
 
-fn new_socket(family: AddressFamily) -> io::Result<OwnedFd> {
-    Ok(socket_with(family, SocketType::STREAM, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC, None)?)
+fn new_socket(family: AddressFamily) -> io::Result<Fd> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    Ok(Fd::open(|| socket_with(family, SocketType::STREAM, flags, None))?)
 }
 
 /// Small messages leave at once.

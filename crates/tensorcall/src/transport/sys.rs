@@ -1,8 +1,8 @@
 //! System calls that the safe wrappers do not offer.
-#![expect(unsafe_code, reason = "gather-write from memory that others may write to (MEM-1)")]
+#![expect(unsafe_code, reason = "gather-write from memory that others may write to (MEM-1); forks (FORK-1)")]
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
 use tensorcall_proto::connection::{Piece, Segment};
 
@@ -53,6 +53,26 @@ pub(crate) fn send_pieces<'a>(
         libc::sendmsg(socket.as_raw_fd(), &raw const header, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT)
     };
     u64::try_from(sent).map_err(|_| io::Error::last_os_error())
+}
+
+/// Runs `before` and `after_in_parent` around every fork of this process, on the thread that forks, and
+/// `after_in_child` in the child, before anything else runs there.
+pub(crate) fn at_fork(
+    before: extern "C" fn(),
+    after_in_parent: extern "C" fn(),
+    after_in_child: extern "C" fn(),
+) -> io::Result<()> {
+    // SAFETY: functions with no arguments that live as long as this library, which is never unloaded while
+    // they are registered: the C library takes handlers of an unloaded library off its list.
+    let code = unsafe { libc::pthread_atfork(Some(before), Some(after_in_parent), Some(after_in_child)) };
+    if code == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(code)) }
+}
+
+/// Closes a descriptor that a forked child has from its parent. Whoever owns it must not use it here.
+pub(crate) fn close_inherited(fd: RawFd) {
+    // SAFETY: `close` touches no memory. The number is that of a descriptor which [`Fd`](crate::fork::Fd)
+    // owns in the parent and forgets in the child, so nobody else closes or uses it.
+    let _ = unsafe { libc::close(fd) };
 }
 
 fn part(region: &Region, offset: u64, len: u64) -> io::Result<(*const u8, usize)> {

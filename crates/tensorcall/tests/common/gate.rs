@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use parking_lot::{Condvar, Mutex};
+use tensorcall::sync::{Condvar, Mutex};
 
 use super::{SOON, deadline};
 

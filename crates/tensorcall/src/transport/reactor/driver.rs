@@ -2,7 +2,6 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -17,6 +16,7 @@ use super::reading::Allocator;
 use super::{Command, Credentials, Shared, WAKE, link_token, listener_index, token_link};
 use crate::buffer::BufferPool;
 use crate::clock::now;
+use crate::fork::Fd;
 use crate::spin::Spin;
 use crate::transport::connection::Connection;
 use crate::transport::socket::{self, ListenSocket};
@@ -48,7 +48,7 @@ pub(super) struct Driver {
 /// One connection as the reactor sees it.
 pub(super) struct Socket {
     pub(super) connection: Arc<Connection>,
-    pub(super) fd: Arc<OwnedFd>,
+    pub(super) fd: Arc<Fd>,
     pub(super) stage: Stage,
     /// Whom we talk to, for logs.
     pub(super) peer: String,
@@ -241,7 +241,7 @@ impl Driver {
     pub(super) fn register(
         &mut self,
         connection: Arc<Connection>,
-        fd: OwnedFd,
+        fd: Fd,
         stage: Stage,
         peer: String,
         interest: EventFlags,

@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,6 +19,7 @@ use super::driver::{Attempt, Driver, End, Socket, Stage};
 use super::reading::{Allocator, dispatch};
 use super::{Credentials, listener_token};
 use crate::clock::now;
+use crate::fork::Fd;
 use crate::transport::connection::Connection;
 use crate::transport::socket;
 use crate::transport::{Events, Link, LinkId};
@@ -82,7 +83,7 @@ impl Driver {
         }
     }
 
-    fn greet_accepted(&mut self, fd: OwnedFd, peer: String, events: &dyn Events) -> io::Result<()> {
+    fn greet_accepted(&mut self, fd: Fd, peer: String, events: &dyn Events) -> io::Result<()> {
         let link = events.next_link();
         let Credentials { me, job, secret } = &self.credentials;
         let handshake = Handshake::Responder(Responder::new(secret, job, me.clone(), nonce()?));
@@ -211,7 +212,7 @@ impl Handshake {
 }
 
 /// Writes what the socket takes and drops it from `unsent`.
-fn write_some(fd: &OwnedFd, unsent: &mut Vec<u8>) -> io::Result<()> {
+fn write_some(fd: &Fd, unsent: &mut Vec<u8>) -> io::Result<()> {
     while !unsent.is_empty() {
         match rustix::net::send(fd.as_fd(), unsent, rustix::net::SendFlags::NOSIGNAL) {
             Ok(count) => drop(unsent.drain(..count)),

@@ -13,12 +13,12 @@ mod reading;
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use parking_lot::Mutex;
+use crate::fork::Fd;
+use crate::sync::Mutex;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
 use tensorcall_proto::ids::Identity;
@@ -47,8 +47,8 @@ pub(crate) struct Credentials {
 /// What other threads use of the reactor.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    epoll: OwnedFd,
-    wake: OwnedFd,
+    epoll: Fd,
+    wake: Fd,
     commands: Mutex<Vec<Command>>,
     alarm: Arc<Alarm>,
     base: Instant,
@@ -73,12 +73,7 @@ impl Shared {
         u64::try_from(time.saturating_duration_since(self.base).as_micros()).unwrap_or(u64::MAX)
     }
 
-    pub(crate) fn set_interest(
-        &self,
-        link: LinkId,
-        socket: &OwnedFd,
-        interest: EventFlags,
-    ) -> io::Result<()> {
+    pub(crate) fn set_interest(&self, link: LinkId, socket: &Fd, interest: EventFlags) -> io::Result<()> {
         Ok(epoll::modify(&self.epoll, socket, EventData::new_u64(link_token(link)), interest)?)
     }
 
@@ -109,8 +104,8 @@ impl Reactor {
     ) -> Result<Self> {
         let what = |error: rustix::io::Errno| Error::io("cannot start the reactor", error);
         let shared = Arc::new(Shared {
-            epoll: epoll::create(epoll::CreateFlags::CLOEXEC).map_err(what)?,
-            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(what)?,
+            epoll: Fd::open(|| epoll::create(epoll::CreateFlags::CLOEXEC)).map_err(what)?,
+            wake: Fd::open(|| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)).map_err(what)?,
             commands: Mutex::default(),
             alarm,
             base: now(),

@@ -1,7 +1,6 @@
 //! From the bytes of a connection to messages.
 
 use std::io::IoSliceMut;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use tensorcall_proto::connection::{Allocate, Arrival, ConnectionError, Inbox};
@@ -10,6 +9,7 @@ use super::driver::{Driver, End, Stage};
 use crate::body::Received;
 use crate::buffer::{Buffer, BufferPool};
 use crate::clock::now;
+use crate::fork::Fd;
 use crate::transport::connection::Connection;
 use crate::transport::{Events, LinkId};
 
@@ -95,7 +95,7 @@ type ReadResult = Result<(usize, usize), ConnectionError>;
 /// Reads once, straight into a message's memory where much of it is to come. Returns how much came and
 /// how much could have come.
 fn read_into(
-    fd: &OwnedFd,
+    fd: &Fd,
     inbox: &mut Inbox<Allocator>,
     scratch: &mut [u8],
 ) -> Result<ReadResult, rustix::io::Errno> {
