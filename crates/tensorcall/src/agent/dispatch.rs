@@ -97,7 +97,7 @@ impl Inner {
                 tracing::warn!(peer = %peer.info.identity, ?message, "ignored: no references here");
             }
             Message::Call(_) | Message::Cancel { .. } => {
-                tracing::warn!(peer = %peer.info.identity, "request on a link of ours ignored");
+                tracing::warn!(peer = %peer.info.identity, kind = "request", "request on a link of ours ignored");
             }
         }
     }
@@ -121,7 +121,7 @@ impl Inner {
                 tracing::warn!(%peer, ?message, "ignored: no references here");
             }
             Message::Reply(_) | Message::Progress { .. } => {
-                tracing::warn!(%peer, "answer on a link of a peer ignored");
+                tracing::warn!(%peer, kind = "answer", "answer on a link of a peer ignored");
             }
         }
     }
@@ -129,7 +129,7 @@ impl Inner {
     fn received_reply(&self, peer: &Arc<Peer>, reply: Reply, body: Received) {
         self.complete(|| {
             let Some(ticket) = peer.state.lock().calls.finish(reply.id) else {
-                tracing::debug!(peer = %peer.info.identity, id = %reply.id, "late reply dropped");
+                tracing::debug!(peer = %peer.info.identity, message_id = %reply.id, kind = "reply", "late reply dropped");
                 return None;
             };
             let outcome = match reply.outcome {
