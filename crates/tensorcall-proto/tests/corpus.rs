@@ -5,11 +5,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use tensorcall_proto::autograd::{AutogradCall, Pass, Step};
 use tensorcall_proto::connection::{Outbox, Piece, Segment};
-use tensorcall_proto::ids::{ForkId, Incarnation, Life, MessageId, RRefId, Rank};
+use tensorcall_proto::ids::{ForkId, Incarnation, Life, MessageId, PassId, RRefId, Rank};
 use tensorcall_proto::wire::{
-    BufferDesc, Call, DType, Descriptor, Encoding, FailureKind, FrameHeader, FunctionRef, GoodbyeReason,
-    Limits, Message, NewRRef, Outcome, Phase, RRefDesc, RRefMessage, Reply, TensorDesc, Value,
+    AutogradRef, BufferDesc, Call, DType, Descriptor, Encoding, FailureKind, FrameHeader, FunctionRef,
+    GoodbyeReason, Limits, Message, NewRRef, Outcome, Phase, RRefDesc, RRefMessage, Reply, TensorDesc, Value,
 };
 
 #[expect(unreachable_pub, reason = "in the fuzz crate it is public")]
@@ -179,6 +180,11 @@ fn descriptors() -> Vec<(&'static str, Descriptor)> {
         rrefs: vec![RRefDesc { rref, owner: life(0), fork }; 2],
         ..Descriptor::with_payload(call(FunctionRef::InPayload, Encoding::Pickle), 7)
     };
+    let autograd = Some(AutogradRef { context: 1 << 48, message: Some((1 << 48) + 3) });
+    let recorded = Call { autograd, ..a_call(FunctionRef::InPayload, Encoding::Pickle) };
+    let pass =
+        Pass { id: PassId::new(life(1), 9), context: 1 << 48, retain_graph: true, patience_us: Some(300) };
+    let step = |step| call(FunctionRef::Autograd(AutogradCall { pass, step }), Encoding::Bytes);
     vec![
         ("call", Descriptor::with_payload(call(FunctionRef::Slot(3), Encoding::Value), 7)),
         ("tensors", tensors),
@@ -186,7 +192,13 @@ fn descriptors() -> Vec<(&'static str, Descriptor)> {
             "define",
             Descriptor::plain(call(FunctionRef::Define { slot: 3, name: "f".into() }, Encoding::Bytes)),
         ),
-        ("returned", Descriptor::with_payload(reply(Outcome::Returned { encoding: Encoding::Value }), 7)),
+        (
+            "returned",
+            Descriptor::with_payload(
+                reply(Outcome::Returned { encoding: Encoding::Value, autograd: None }),
+                7,
+            ),
+        ),
         ("raised", Descriptor::with_payload(reply(Outcome::Raised { encoding: Encoding::Pickle }), 7)),
         ("failed", Descriptor::plain(reply(failed))),
         ("cancel", Descriptor::plain(Message::Cancel { id })),
@@ -194,6 +206,10 @@ fn descriptors() -> Vec<(&'static str, Descriptor)> {
         ("remote", Descriptor::with_payload(Message::Call(creating), 7)),
         ("pass", passing),
         ("fetch", Descriptor::plain(call(FunctionRef::Fetch(rref), Encoding::Bytes))),
+        ("recorded", Descriptor::with_payload(Message::Call(recorded), 7)),
+        ("begin", Descriptor::plain(step(Step::Begin))),
+        ("gradient", Descriptor::with_payload(step(Step::Gradient { message: 1 << 48 }), 7)),
+        ("probe", Descriptor::plain(step(Step::Probe { origin: Rank::MAX }))),
         ("fork", Descriptor::plain(Message::RRef(RRefMessage::Fork { rref, fork }))),
         ("known", Descriptor::plain(Message::RRef(RRefMessage::Known { fork, alive: false }))),
         ("goodbye", Descriptor::plain(Message::Goodbye { reason: GoodbyeReason::Graceful })),
