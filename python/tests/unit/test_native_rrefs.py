@@ -54,18 +54,18 @@ class Worker(Handler):
             "later": self.later,
         }[name]
 
-    def run_pickled_here(self, payload: bytes, tensors: Any, rrefs: Any, caller: int) -> Any:
+    def run_pickled_here(self, payload: bytes, tensors: Any, rrefs: Any, caller: int, autograd: Any) -> Any:
         if payload == b"take":
             self.given.extend(rrefs)
             return [rref.confirmed() for rref in rrefs]
         if payload == b"fail":
             raise KeyError("pickled")
-        return super().run_pickled_here(payload, tensors, rrefs, caller)
+        return super().run_pickled_here(payload, tensors, rrefs, caller, autograd)
 
-    def dump_result(self, obj: object) -> Any:
+    def dump_result(self, obj: object, caller: int, autograd: Any) -> Any:
         if obj == "given":
-            return 1, b"given", [], self.given
-        return super().dump_result(obj)
+            return 1, b"given", [], self.given, autograd
+        return super().dump_result(obj, caller, autograd)
 
     def run_value(self, function: Any, args: Any, kwargs: Any, caller: int) -> Any:
         return function(*args, **kwargs)
@@ -87,7 +87,7 @@ def workers() -> Iterator[tuple[Worker, Worker]]:
     pair = Worker(0), Worker(1)
     roster = [(f"worker{rank}", rank, worker.native.contact()) for rank, worker in enumerate(pair)]
     for worker in pair:
-        worker.native.open(roster)
+        worker.native.open(roster, False)
     try:
         yield pair
     finally:

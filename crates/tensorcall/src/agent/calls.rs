@@ -65,7 +65,10 @@ impl Inner {
         let bytes = request.body.len();
         let text = match &request.function {
             FunctionRef::Name(name) | FunctionRef::Define { name, .. } => name.len(),
-            FunctionRef::InPayload | FunctionRef::Slot(_) | FunctionRef::Fetch(_) => 0,
+            FunctionRef::InPayload
+            | FunctionRef::Slot(_)
+            | FunctionRef::Fetch(_)
+            | FunctionRef::Autograd(_) => 0,
         };
         if let Err(error) = request.body.check(text, &self.config.limits) {
             let text = format!("the call of {} on worker '{}': {error}", request.label, peer.name());
@@ -118,7 +121,7 @@ impl Inner {
                 encoding: request.encoding,
                 timeout_us: deadline.map(|deadline| micros(deadline.saturating_duration_since(start))),
                 nested,
-                autograd: None,
+                autograd: request.body.autograd,
                 creates,
             }),
             body: request.body,

@@ -146,7 +146,10 @@ impl Inner {
                 return None;
             };
             let outcome = match reply.outcome {
-                Outcome::Returned { encoding } => Ok(Response { raised: false, encoding, body }),
+                Outcome::Returned { encoding, autograd } => {
+                    let body = Received { autograd, ..body };
+                    Ok(Response { raised: false, encoding, body })
+                }
                 Outcome::Raised { encoding } => Ok(Response { raised: true, encoding, body }),
                 // Whoever of the two notices first that the time is over, it is the same error.
                 Outcome::Failed { kind: FailureKind::Expired, .. } => {

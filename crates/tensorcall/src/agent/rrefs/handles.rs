@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tensorcall_proto::ids::{ForkId, Identity, Life, RRefId, Rank};
 use tensorcall_proto::rref::{Created, Found, NewRRef, RRefDesc, RRefError, Wait};
-use tensorcall_proto::wire::message::{Encoding, FailureKind, FunctionRef};
+use tensorcall_proto::wire::message::{AutogradRef, Encoding, FailureKind, FunctionRef};
 
 use super::{Inner, State, Stored, Waiter};
 use crate::agent::serve::Task;
@@ -248,13 +248,19 @@ impl Inner {
     }
 
     /// Asks the owner for a copy of the value.
-    pub(crate) fn fetch(&self, rref: &RRef, label: &str, timeout: Option<Duration>) -> Result<RpcFuture> {
+    pub(crate) fn fetch(
+        &self,
+        rref: &RRef,
+        label: &str,
+        timeout: Option<Duration>,
+        autograd: Option<AutogradRef>,
+    ) -> Result<RpcFuture> {
         self.prepare_fetch(rref)?;
         let request = Request {
             function: FunctionRef::Fetch(rref.id()),
             label: label.into(),
             encoding: Encoding::Value,
-            body: Body::default(),
+            body: Body { autograd, ..Body::default() },
             timeout,
             deadline: None,
             creates: None,
