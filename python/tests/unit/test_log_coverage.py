@@ -29,6 +29,7 @@ COVERED = {
     10: [
         "integration/test_reports.py::test_who_stays_is_told_that_the_other_has_left",
         "integration/test_lifecycle.py::test_an_agent_may_be_closed_again_and_makes_no_calls_then",
+        "integration/test_data_loaders.py::test_a_data_loader_runs_beside_an_agent",
     ],
     11: [
         "integration/test_calls.py::test_thousands_of_calls_in_flight_all_come_back",
