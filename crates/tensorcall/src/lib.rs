@@ -32,3 +32,4 @@ pub use config::AgentConfig;
 pub use error::{Error, ErrorKind, Result};
 pub use future::{Promise, Response, RpcFuture, promise};
 pub use tensorcall_proto as proto;
+pub use transport::host::Listening;
