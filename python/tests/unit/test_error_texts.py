@@ -36,6 +36,17 @@ DETAILS = {
 """What these say follows texts of the page, which has rows of its own for what a user can act on."""
 
 NOT_SAID = {
+    **dict.fromkeys(
+        [
+            "the address that was asked for, …",
+            "loopback, since the workers meet on no other host",
+            "the address of the interface that was asked for, …",
+            "the local address that routes to …, where the workers meet",
+            "the local address that leads out, since … is this host (…)",
+            "loopback, as … is, since this host has no other address",
+        ],
+        "why a worker listens where it does; the doctor says so",
+    ),
     "all serve": "a key of the store",
     "sign of life": "a label",
     "torch's stable C interface": "a name",
