@@ -297,6 +297,7 @@ pub trait Allocate {
 
 /// What has arrived.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "taken apart where it is polled, one at a time")]
 pub enum Arrival<M> {
     /// A whole message.
     Message(Arrived<M>),

@@ -1,4 +1,4 @@
-//! Names for workers, their lives and their messages.
+//! Names for workers, their lives, their messages and their references.
 //!
 //! A [`Rank`] and a [`WorkerName`] say which worker; an [`Incarnation`] says which life of it, so
 //! that what an earlier life sent never reaches a later one (LIFE-1). All of them check their
@@ -90,6 +90,68 @@ number! {
 number! {
     /// One call of one caller; the reply carries the same number. Never reused by an incarnation.
     MessageId
+}
+
+/// One life of a worker, by rank: what messages about references are addressed to (LIFE-1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Life {
+    /// The worker's rank.
+    pub rank: Rank,
+    /// Which life of it.
+    pub incarnation: Incarnation,
+}
+
+impl fmt::Display for Life {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {} (incarnation {:016x})", self.rank, self.incarnation.get())
+    }
+}
+
+/// Defines an id that a worker gives out of its own counter, unique in a group for ever (LIFE-1).
+macro_rules! unique {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        pub struct $name {
+            /// The worker that gave the id.
+            pub creator: Rank,
+            /// Which life of that worker.
+            pub incarnation: Incarnation,
+            /// The number out of that life's counter.
+            pub local: u64,
+        }
+
+        impl $name {
+            /// The id that `creator` gives with `local`.
+            pub const fn new(creator: Life, local: u64) -> Self {
+                Self { creator: creator.rank, incarnation: creator.incarnation, local }
+            }
+
+            /// The life that gave the id.
+            pub const fn life(self) -> Life {
+                Life { rank: self.creator, incarnation: self.incarnation }
+            }
+        }
+
+        /// As PyTorch prints it, without the incarnation.
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "GloballyUniqueId(created_on={}, local_id={})", self.creator, self.local)
+            }
+        }
+    };
+}
+
+unique! {
+    /// A remote reference: the same id for its owner and all users. Given by whoever calls `remote`, or by
+    /// the owner.
+    RRefId
+}
+
+unique! {
+    /// One act of sharing a reference, and the user that came of it. Given by the worker that shares; used
+    /// once.
+    ForkId
 }
 
 /// A worker's name: 1 to 127 characters out of `A-Z a-z 0-9 - _ :`. Cheap to clone.
@@ -203,6 +265,13 @@ pub struct Identity {
     pub incarnation: Incarnation,
 }
 
+impl Identity {
+    /// The life, without the name.
+    pub const fn life(&self) -> Life {
+        Life { rank: self.rank, incarnation: self.incarnation }
+    }
+}
+
 impl fmt::Display for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} (rank {}, incarnation {:016x})", self.name, self.rank, self.incarnation.get())
@@ -269,5 +338,16 @@ mod tests {
         };
 
         assert_eq!(identity.to_string(), "ps (rank 3, incarnation 0000000000000abc)");
+    }
+
+    #[test]
+    fn ids_of_references_print_as_in_pytorch_and_name_their_life() {
+        let life = Life { rank: Rank::new(1).unwrap(), incarnation: Incarnation::new(7) };
+        let (rref, fork) = (RRefId::new(life, 4), ForkId::new(life, 5));
+
+        assert_eq!(rref.to_string(), "GloballyUniqueId(created_on=1, local_id=4)");
+        assert_eq!(fork.to_string(), "GloballyUniqueId(created_on=1, local_id=5)");
+        assert_eq!((rref.life(), fork.life()), (life, life));
+        assert_eq!(life.to_string(), "rank 1 (incarnation 0000000000000007)");
     }
 }

@@ -5,12 +5,13 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | [`ids`] | ranks, names, incarnations and message ids, checked where they enter |
+//! | [`ids`] | ranks, names, lives and ids of messages and references, checked where they enter |
 //! | [`wire`] | the bytes: frame headers, descriptors, tensors, plain values, limits |
 //! | [`handshake`] | how two workers prove to each other who they are |
 //! | [`connection`] | order of sending, chunks of large messages, assembly at the receiver |
 //! | [`in_flight`] | a caller's outstanding calls, each completed exactly once (CALL-1) |
 //! | [`serving`] | the calls that a worker has accepted, waiting or running |
+//! | [`rref`] | who owns, holds and shares a remote reference (RREF-1) |
 //! | [`termination`] | when a group is quiet and it is safe to leave (TERM-1) |
 //!
 //! Every state machine has the same shape: `handle_*` for what happened, `poll_*` for what to do
@@ -21,9 +22,12 @@ pub mod connection;
 pub mod handshake;
 pub mod ids;
 pub mod in_flight;
+pub mod rref;
 pub mod serving;
 pub mod termination;
 pub mod wire;
 
-pub use ids::{Identity, Incarnation, InvalidName, InvalidRank, MessageId, Rank, WorkerName};
+pub use ids::{
+    ForkId, Identity, Incarnation, InvalidName, InvalidRank, Life, MessageId, RRefId, Rank, WorkerName,
+};
 pub use wire::{Limits, WireError};

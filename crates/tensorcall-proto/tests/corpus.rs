@@ -6,24 +6,28 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use tensorcall_proto::connection::{Outbox, Piece, Segment};
-use tensorcall_proto::ids::MessageId;
+use tensorcall_proto::ids::{ForkId, Incarnation, Life, MessageId, RRefId, Rank};
 use tensorcall_proto::wire::{
     BufferDesc, Call, DType, Descriptor, Encoding, FailureKind, FrameHeader, FunctionRef, GoodbyeReason,
-    Limits, Message, Outcome, Phase, Reply, TensorDesc, Value,
+    Limits, Message, NewRRef, Outcome, Phase, RRefDesc, RRefMessage, Reply, TensorDesc, Value,
 };
 
 #[expect(unreachable_pub, reason = "in the fuzz crate it is public")]
 #[path = "../../../fuzz/src/bodies.rs"]
 mod bodies;
+#[expect(unreachable_pub, reason = "in the fuzz crate it is public")]
+#[path = "../../../fuzz/src/operations.rs"]
+mod operations;
 
 type Body = fn(&[u8]);
 
-const TARGETS: [(&str, Body); 5] = [
+const TARGETS: [(&str, Body); 6] = [
     ("frame", bodies::frame),
     ("message", bodies::message),
     ("value", bodies::value),
     ("handshake", bodies::handshake),
     ("connection", bodies::connection),
+    ("rref", operations::rref),
 ];
 
 fn corpus(target: &str) -> PathBuf {
@@ -95,7 +99,32 @@ fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
     add("value", values());
     add("handshake", handshakes());
     add("connection", connections());
+    add("rref", lists_of_operations());
     seeds
+}
+
+/// What may happen to references, as `operations::rref` reads it.
+fn lists_of_operations() -> Vec<(&'static str, Vec<u8>)> {
+    let (create, share, release, deliver, repeat, cut, misfortune) = (0, 1, 2, 3, 5, 6, 7);
+    let list = |operations: &[(u8, u8)]| {
+        operations.iter().map(|(operation, about)| operation << 5 | about).collect::<Vec<u8>>()
+    };
+    // Worker 1 creates, and shares with worker 2 by its first handle.
+    let created = [(create, 1), (deliver, 0), (deliver, 0)];
+    let shared = [&created[..], &[(share, 2), (deliver, 0), (deliver, 0)]].concat();
+    vec![
+        ("remote", list(&created)),
+        ("to-a-third", list(&shared)),
+        ("released-while-pending", list(&[&created[..], &[(share, 2), (release, 0), (deliver, 0)]].concat())),
+        ("fork-before-creation", list(&[(create, 1), (share, 2), (deliver, 1), (deliver, 1), (release, 1)])),
+        ("back-to-the-owner", list(&[&created[..], &[(share, 0), (release, 0), (deliver, 0)]].concat())),
+        ("to-oneself", list(&[&created[..], &[(share, 1), (deliver, 0), (release, 0)]].concat())),
+        ("owner-shares", list(&[(create, 0), (share, 1), (share, 0), (release, 0), (deliver, 0)])),
+        ("given-up", list(&[(create, 1), (misfortune, 0), (release, 0), (deliver, 1), (deliver, 0)])),
+        ("said-twice", list(&[&shared[..], &[(repeat, 0), (deliver, 0), (release, 1)]].concat())),
+        ("link-breaks", list(&[&created[..], &[(share, 2), (cut, 5), (release, 0), (cut, 1)]].concat())),
+        ("worker-is-lost", list(&[&shared[..], &[(misfortune, 31), (release, 0)]].concat())),
+    ]
 }
 
 fn frames() -> Vec<(&'static str, Vec<u8>)> {
@@ -114,8 +143,12 @@ fn frames() -> Vec<(&'static str, Vec<u8>)> {
 }
 
 fn call(function: FunctionRef, encoding: Encoding) -> Message {
+    Message::Call(a_call(function, encoding))
+}
+
+fn a_call(function: FunctionRef, encoding: Encoding) -> Call {
     let (id, timeout_us) = (MessageId::new(300), Some(60_000_000));
-    Message::Call(Call { id, function, encoding, timeout_us, nested: true, autograd: None })
+    Call { id, function, encoding, timeout_us, nested: true, autograd: None, creates: None }
 }
 
 fn descriptors() -> Vec<(&'static str, Descriptor)> {
@@ -136,6 +169,15 @@ fn descriptors() -> Vec<(&'static str, Descriptor)> {
             shared,
             TensorDesc::contiguous(DType::Bool, vec![3, 0], 1),
         ],
+        rrefs: Vec::new(),
+    };
+    let life = |rank| Life { rank: Rank::new(rank).expect("a valid rank"), incarnation: Incarnation::new(7) };
+    let (rref, fork) = (RRefId::new(life(1), 4), ForkId::new(life(1), 5));
+    let creating =
+        Call { creates: Some(NewRRef { rref, fork }), ..a_call(FunctionRef::InPayload, Encoding::Pickle) };
+    let passing = Descriptor {
+        rrefs: vec![RRefDesc { rref, owner: life(0), fork }; 2],
+        ..Descriptor::with_payload(call(FunctionRef::InPayload, Encoding::Pickle), 7)
     };
     vec![
         ("call", Descriptor::with_payload(call(FunctionRef::Slot(3), Encoding::Value), 7)),
@@ -149,6 +191,11 @@ fn descriptors() -> Vec<(&'static str, Descriptor)> {
         ("failed", Descriptor::plain(reply(failed))),
         ("cancel", Descriptor::plain(Message::Cancel { id })),
         ("progress", Descriptor::plain(Message::Progress { id, phase: Phase::Running })),
+        ("remote", Descriptor::with_payload(Message::Call(creating), 7)),
+        ("pass", passing),
+        ("fetch", Descriptor::plain(call(FunctionRef::Fetch(rref), Encoding::Bytes))),
+        ("fork", Descriptor::plain(Message::RRef(RRefMessage::Fork { rref, fork }))),
+        ("known", Descriptor::plain(Message::RRef(RRefMessage::Known { fork, alive: false }))),
         ("goodbye", Descriptor::plain(Message::Goodbye { reason: GoodbyeReason::Graceful })),
     ]
 }
@@ -158,19 +205,20 @@ const HUGE: [u8; 10] = [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1]
 
 fn nasty_descriptors() -> Vec<(&'static str, Vec<u8>)> {
     let goodbye = [5, 0];
-    let bare_call = [0, 1, 0, 1, 0, 0, 0, 0];
+    let bare_call = [0, 1, 0, 1, 0, 0, 0, 0, 0];
     let wave = [4, 1, 1, 0, 2];
     let tensor = [0, 1, 1, 0, 1, 1];
     vec![
-        ("huge-payload", [&bare_call[..7], &HUGE, &[0, 0]].concat()),
-        ("huge-buffer-count", [&bare_call[..], &HUGE, &[0]].concat()),
-        ("huge-tensor-count", [&bare_call[..], &[0], &HUGE].concat()),
+        ("huge-payload", [&bare_call[..8], &HUGE, &[0, 0, 0]].concat()),
+        ("huge-buffer-count", [&bare_call[..], &HUGE, &[0, 0]].concat()),
+        ("huge-tensor-count", [&bare_call[..], &[0], &HUGE, &[0]].concat()),
+        ("huge-rref-count", [&bare_call[..], &[0, 0], &HUGE].concat()),
         ("huge-shape", [&bare_call[..], &tensor, &HUGE].concat()),
         ("huge-text", [&[1, 1, 2, 0], &HUGE[..]].concat()),
         ("huge-gone", [&wave[..], &HUGE].concat()),
-        ("two-huge-buffers", [&bare_call[..], &[2], &HUGE, &[0], &HUGE, &[0, 0]].concat()),
-        ("goodbye-with-body", [&goodbye[..], &[1, 0, 0]].concat()),
-        ("trailing", [&goodbye[..], &[0, 0, 0, 0]].concat()),
+        ("two-huge-buffers", [&bare_call[..], &[2], &HUGE, &[0], &HUGE, &[0, 0, 0]].concat()),
+        ("goodbye-with-body", [&goodbye[..], &[1, 0, 0, 0]].concat()),
+        ("trailing", [&goodbye[..], &[0, 0, 0, 0, 0]].concat()),
     ]
 }
 

@@ -5,11 +5,12 @@
 
 #![expect(clippy::expect_used, clippy::unwrap_used, reason = "a test stops where something is wrong")]
 
-use tensorcall_proto::ids::{MessageId, Rank};
+use tensorcall_proto::ids::{ForkId, Incarnation, Life, MessageId, RRefId, Rank};
 use tensorcall_proto::termination::{Counts, TerminationMessage};
 use tensorcall_proto::wire::{
     BufferDesc, Call, DType, Descriptor, Encoding, FailureKind, FrameHeader, FrameKind, FunctionRef,
-    GoodbyeReason, HEADER_LEN, Limits, Message, Outcome, Phase, Priority, Reply, TensorDesc, Value,
+    GoodbyeReason, HEADER_LEN, Limits, Message, NewRRef, Outcome, Phase, Priority, RRefDesc, RRefMessage,
+    Reply, TensorDesc, Value,
 };
 
 const DOCUMENT: &str = include_str!("../../../docs/wire-format.md");
@@ -60,6 +61,7 @@ fn small_call() -> (FrameHeader, Descriptor, Vec<u8>) {
         timeout_us: Some(60_000_000),
         nested: false,
         autograd: None,
+        creates: None,
     });
     let descriptor = Descriptor::with_payload(message, payload.len() as u64);
     let header = FrameHeader {
@@ -83,8 +85,8 @@ fn frame_of_a_small_call() {
     check(
         "call",
         &frame,
-        "54 43 00 01 01 01 00 00 01 00 00 00 11 00 00 00 17 00 00 00 00 00 00 00 \
-         00 01 02 00 01 66 00 01 80 8e ce 1c 00 00 17 00 00 \
+        "54 43 00 01 01 01 00 00 01 00 00 00 13 00 00 00 17 00 00 00 00 00 00 00 \
+         00 01 02 00 01 66 00 01 80 8e ce 1c 00 00 00 17 00 00 00 \
          08 02 08 02 03 06 04 00 00 00 00 00 00 e0 3f 09 01 05 03 6f 75 74 00",
     );
     let decoded = FrameHeader::decode(frame.first_chunk::<HEADER_LEN>().unwrap(), &Limits::default());
@@ -133,6 +135,7 @@ fn call_with_two_tensors_in_one_buffer() {
             timeout_us: None,
             nested: true,
             autograd: None,
+            creates: None,
         }),
         payload_len: 150,
         buffers: vec![BufferDesc::body(64)],
@@ -144,15 +147,68 @@ fn call_with_two_tensors_in_one_buffer() {
                 ..TensorDesc::contiguous(DType::Float32, vec![4], 0)
             },
         ],
+        rrefs: Vec::new(),
     };
 
     check_descriptor(
         "tensors",
         &descriptor,
-        "00 ac 02 00 01 00 01 00 96 01 01 40 00 02 \
+        "00 ac 02 00 01 00 01 00 00 96 01 01 40 00 02 \
          01 02 04 04 00 00 00 00 00 01 00 00 \
-         01 01 04 01 01 04 00 04 00 00 00 00 00",
+         01 01 04 01 01 04 00 04 00 00 00 00 00 00",
     );
+}
+
+/// Ranks 0 and 1, in lives 7 and 300; rank 1 created the reference on rank 0, as its 4th and 5th id.
+fn reference() -> (Life, Life, NewRRef) {
+    let life = |rank, incarnation| Life {
+        rank: Rank::new(rank).unwrap(),
+        incarnation: Incarnation::new(incarnation),
+    };
+    let (owner, creator) = (life(0, 7), life(1, 300));
+    (owner, creator, NewRRef { rref: RRefId::new(creator, 4), fork: ForkId::new(creator, 5) })
+}
+
+#[test]
+fn calls_that_create_pass_and_fetch_a_reference() {
+    let (owner, creator, new) = reference();
+    let call = |function, encoding, creates| {
+        let (id, timeout_us) = (MessageId::new(1), None);
+        Message::Call(Call { id, function, encoding, timeout_us, nested: false, autograd: None, creates })
+    };
+
+    let creates = call(FunctionRef::InPayload, Encoding::Pickle, Some(new));
+    check_descriptor(
+        "remote",
+        &Descriptor::with_payload(creates, 99),
+        "00 01 00 01 00 00 00 01 01 ac 02 04 01 ac 02 05 63 00 00 00",
+    );
+    let shared = RRefDesc { rref: new.rref, owner, fork: ForkId::new(creator, 6) };
+    let passes = call(FunctionRef::InPayload, Encoding::Pickle, None);
+    check_descriptor(
+        "pass",
+        &Descriptor { rrefs: vec![shared], ..Descriptor::with_payload(passes, 99) },
+        "00 01 00 01 00 00 00 00 63 00 00 01 01 ac 02 04 00 07 01 ac 02 06",
+    );
+    let fetches = call(FunctionRef::Fetch(new.rref), Encoding::Bytes, None);
+    check_message("fetch", fetches, "00 01 04 01 ac 02 04 02 00 00 00 00 00 00 00 00");
+}
+
+#[test]
+fn messages_about_references() {
+    let NewRRef { rref, fork } = reference().2;
+
+    let check = |name, message, expected| check_message(name, Message::RRef(message), expected);
+
+    check("fork", RRefMessage::Fork { rref, fork }, "06 00 01 ac 02 04 01 ac 02 05 00 00 00 00");
+    check("known", RRefMessage::Known { fork, alive: true }, "06 01 01 ac 02 05 01 00 00 00 00");
+    check("accept", RRefMessage::Accept { fork }, "06 02 01 ac 02 05 00 00 00 00");
+    check("accepted", RRefMessage::Accepted { fork }, "06 03 01 ac 02 05 00 00 00 00");
+    check("delete", RRefMessage::Delete { fork }, "06 04 01 ac 02 05 00 00 00 00");
+    check("deleted", RRefMessage::Deleted { fork }, "06 05 01 ac 02 05 00 00 00 00");
+    check("rescind", RRefMessage::Rescind { fork }, "06 06 01 ac 02 05 00 00 00 00");
+    check("unknown", RRefMessage::Unknown { fork }, "06 07 01 ac 02 05 00 00 00 00");
+    check("ask-again", RRefMessage::AskAgain, "06 08 00 00 00 00");
 }
 
 #[test]
@@ -160,20 +216,20 @@ fn replies_of_each_outcome() {
     let reply = |outcome| Message::Reply(Reply { id: MessageId::new(1), outcome });
 
     let returned = reply(Outcome::Returned { encoding: Encoding::Value });
-    check_descriptor("returned", &Descriptor::with_payload(returned, 2), "01 01 00 00 02 00 00");
+    check_descriptor("returned", &Descriptor::with_payload(returned, 2), "01 01 00 00 02 00 00 00");
     let raised = reply(Outcome::Raised { encoding: Encoding::Pickle });
-    check_descriptor("raised", &Descriptor::with_payload(raised, 99), "01 01 01 01 63 00 00");
+    check_descriptor("raised", &Descriptor::with_payload(raised, 99), "01 01 01 01 63 00 00 00");
     let failed = reply(Outcome::Failed { kind: FailureKind::Expired, text: "late".into() });
-    check_message("failed", failed, "01 01 02 03 04 6c 61 74 65 00 00 00");
+    check_message("failed", failed, "01 01 02 03 04 6c 61 74 65 00 00 00 00");
 }
 
 #[test]
 fn messages_without_a_body() {
     let id = MessageId::new(1);
 
-    check_message("cancel", Message::Cancel { id }, "02 01 00 00 00");
-    check_message("progress", Message::Progress { id, phase: Phase::Running }, "03 01 03 00 00 00");
-    check_message("goodbye", Message::Goodbye { reason: GoodbyeReason::Graceful }, "05 00 00 00 00");
+    check_message("cancel", Message::Cancel { id }, "02 01 00 00 00 00");
+    check_message("progress", Message::Progress { id, phase: Phase::Running }, "03 01 03 00 00 00 00");
+    check_message("goodbye", Message::Goodbye { reason: GoodbyeReason::Graceful }, "05 00 00 00 00 00");
 }
 
 #[test]
@@ -183,13 +239,13 @@ fn termination_messages() {
     let (round, epoch, wave) = (1, 0, 2);
 
     let arrive = TerminationMessage::Arrive { round, epoch, quiet: 0 };
-    check_message("arrive", Message::Termination(arrive), "04 00 01 00 00 00 00 00");
+    check_message("arrive", Message::Termination(arrive), "04 00 01 00 00 00 00 00 00");
     let ask = TerminationMessage::Wave { round, epoch, wave, gone };
-    check_message("wave", Message::Termination(ask), "04 01 01 00 02 01 03 00 00 00");
+    check_message("wave", Message::Termination(ask), "04 01 01 00 02 01 03 00 00 00 00");
     let report = TerminationMessage::Report { round, epoch, wave, counts };
-    check_message("report", Message::Termination(report), "04 02 01 00 02 00 01 14 00 00 00");
+    check_message("report", Message::Termination(report), "04 02 01 00 02 00 01 14 00 00 00 00");
     let quiet = TerminationMessage::Quiet { round, epoch };
-    check_message("quiet", Message::Termination(quiet), "04 03 01 00 00 00 00");
+    check_message("quiet", Message::Termination(quiet), "04 03 01 00 00 00 00 00");
 }
 
 #[test]

@@ -4,9 +4,10 @@
 use std::alloc::System;
 
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
-use tensorcall_proto::ids::MessageId;
+use tensorcall_proto::ids::{ForkId, Incarnation, Life, MessageId, RRefId, Rank};
 use tensorcall_proto::wire::{
-    BufferDesc, Call, DType, Descriptor, Encoding, FunctionRef, Limits, Message, TensorDesc, Value, WireError,
+    BufferDesc, Call, DType, Descriptor, Encoding, FunctionRef, Limits, Message, RRefDesc, TensorDesc, Value,
+    WireError,
 };
 
 #[global_allocator]
@@ -24,16 +25,26 @@ fn allocated<T>(work: impl FnOnce() -> T) -> (T, usize) {
 
 fn call(function: FunctionRef) -> Message {
     let (id, encoding) = (MessageId::new(1), Encoding::Pickle);
-    Message::Call(Call { id, function, encoding, timeout_us: None, nested: false, autograd: None })
+    Message::Call(Call {
+        id,
+        function,
+        encoding,
+        timeout_us: None,
+        nested: false,
+        autograd: None,
+        creates: None,
+    })
 }
 
-/// A descriptor with one tensor and one buffer.
+/// A descriptor with one tensor, one buffer and one reference.
 fn descriptor(function: FunctionRef) -> Descriptor {
+    let life = Life { rank: Rank::MAX, incarnation: Incarnation::new(3) };
     Descriptor {
         message: call(function),
         payload_len: 0,
         buffers: vec![BufferDesc::body(64)],
         tensors: vec![TensorDesc::contiguous(DType::Float32, vec![0x55], 0)],
+        rrefs: vec![RRefDesc { rref: RRefId::new(life, 1), owner: life, fork: ForkId::new(life, 2) }],
     }
 }
 

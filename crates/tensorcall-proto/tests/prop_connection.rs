@@ -70,6 +70,7 @@ fn any_parcel() -> impl Strategy<Value = Parcel> {
                 timeout_us: None,
                 nested: false,
                 autograd: None,
+                creates: None,
             });
             let descs = buffers.iter().map(|&len| BufferDesc::body(len as u64)).collect();
             let descriptor =

@@ -8,12 +8,12 @@ use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 
-use tensorcall_proto::ids::{MessageId, Rank};
+use tensorcall_proto::ids::{ForkId, Incarnation, Life, MessageId, RRefId, Rank};
 use tensorcall_proto::termination::{Counts, TerminationMessage};
 use tensorcall_proto::wire::{
     AutogradRef, BufferDesc, Call, DType, Descriptor, Device, DeviceKind, Encoding, Event, FailureKind,
-    FrameHeader, FrameKind, FunctionRef, GoodbyeReason, HEADER_LEN, Limits, Message, Outcome, Phase, Place,
-    Priority, Reply, TensorDesc, Value, ValueReader,
+    FrameHeader, FrameKind, FunctionRef, GoodbyeReason, HEADER_LEN, Limits, Message, NewRRef, Outcome, Phase,
+    Place, Priority, RRefDesc, RRefMessage, Reply, TensorDesc, Value, ValueReader,
 };
 
 /// Accepts everything that the strategies below make.
@@ -37,6 +37,19 @@ fn any_id() -> impl Strategy<Value = MessageId> {
     any::<u64>().prop_map(MessageId::new)
 }
 
+fn any_life() -> impl Strategy<Value = Life> {
+    let rank = (0..=32_767u32).prop_filter_map("a rank", Rank::new);
+    (rank, any::<u64>()).prop_map(|(rank, life)| Life { rank, incarnation: Incarnation::new(life) })
+}
+
+fn any_rref() -> impl Strategy<Value = RRefId> {
+    (any_life(), any::<u64>()).prop_map(|(life, local)| RRefId::new(life, local))
+}
+
+fn any_fork() -> impl Strategy<Value = ForkId> {
+    (any_life(), any::<u64>()).prop_map(|(life, local)| ForkId::new(life, local))
+}
+
 fn any_function() -> impl Strategy<Value = FunctionRef> {
     let slot = 0..limits().max_functions;
     prop_oneof![
@@ -44,6 +57,7 @@ fn any_function() -> impl Strategy<Value = FunctionRef> {
         ".{0,40}".prop_map(FunctionRef::Name),
         (slot.clone(), ".{0,40}").prop_map(|(slot, name)| FunctionRef::Define { slot, name }),
         slot.prop_map(FunctionRef::Slot),
+        any_rref().prop_map(FunctionRef::Fetch),
     ]
 }
 
@@ -53,10 +67,27 @@ fn any_encoding() -> impl Strategy<Value = Encoding> {
 
 fn any_call() -> impl Strategy<Value = Message> {
     let autograd = any::<(u64, u64)>().prop_map(|(context, message)| AutogradRef { context, message });
-    (any_id(), any_function(), any_encoding(), any::<Option<u64>>(), any::<bool>(), option::of(autograd))
-        .prop_map(|(id, function, encoding, timeout_us, nested, autograd)| {
-            Message::Call(Call { id, function, encoding, timeout_us, nested, autograd })
-        })
+    let creates = (any_rref(), any_fork()).prop_map(|(rref, fork)| NewRRef { rref, fork });
+    let options = (any::<Option<u64>>(), any::<bool>(), option::of(autograd), option::of(creates));
+    (any_id(), any_function(), any_encoding(), options).prop_map(
+        |(id, function, encoding, (timeout_us, nested, autograd, creates))| {
+            Message::Call(Call { id, function, encoding, timeout_us, nested, autograd, creates })
+        },
+    )
+}
+
+fn any_rref_message() -> impl Strategy<Value = RRefMessage> {
+    prop_oneof![
+        (any_rref(), any_fork()).prop_map(|(rref, fork)| RRefMessage::Fork { rref, fork }),
+        (any_fork(), any::<bool>()).prop_map(|(fork, alive)| RRefMessage::Known { fork, alive }),
+        any_fork().prop_map(|fork| RRefMessage::Accept { fork }),
+        Just(RRefMessage::AskAgain),
+        any_fork().prop_map(|fork| RRefMessage::Accepted { fork }),
+        any_fork().prop_map(|fork| RRefMessage::Delete { fork }),
+        any_fork().prop_map(|fork| RRefMessage::Deleted { fork }),
+        any_fork().prop_map(|fork| RRefMessage::Rescind { fork }),
+        any_fork().prop_map(|fork| RRefMessage::Unknown { fork }),
+    ]
 }
 
 fn any_outcome() -> impl Strategy<Value = Outcome> {
@@ -115,6 +146,7 @@ fn any_message() -> impl Strategy<Value = Message> {
         1 => (any_id(), phase).prop_map(|(id, phase)| Message::Progress { id, phase }),
         1 => any_termination().prop_map(Message::Termination),
         1 => reason.prop_map(|reason| Message::Goodbye { reason }),
+        1 => any_rref_message().prop_map(Message::RRef),
     ]
 }
 
@@ -147,11 +179,14 @@ fn any_tensor() -> impl Strategy<Value = (TensorDesc, BufferDesc)> {
 }
 
 fn any_descriptor() -> impl Strategy<Value = Descriptor> {
-    (any_message(), 0..1u64 << 20, vec(any_tensor(), 0..5)).prop_map(|(message, payload_len, tensors)| {
+    let rref = (any_rref(), any_life(), any_fork());
+    let rrefs = vec(rref.prop_map(|(rref, owner, fork)| RRefDesc { rref, owner, fork }), 0..4);
+    let parts = (any_message(), 0..1u64 << 20, vec(any_tensor(), 0..5), rrefs);
+    parts.prop_map(|(message, payload_len, tensors, rrefs)| {
         if !message.may_have_body() {
             return Descriptor::plain(message);
         }
-        let mut descriptor = Descriptor::with_payload(message, payload_len);
+        let mut descriptor = Descriptor { rrefs, ..Descriptor::with_payload(message, payload_len) };
         for (buffer, (tensor, place)) in (0..).zip(tensors) {
             descriptor.tensors.push(TensorDesc { buffer, ..tensor });
             descriptor.buffers.push(place);

@@ -19,9 +19,13 @@ use crate::error::to_python;
 use crate::faults::{NamedFaults, Spec};
 use crate::gil::{self, outside};
 use crate::handler::{PyHandler, pickled_body};
+use crate::rref::{self, KeptObject, RRef};
 use crate::tensor::TensorWriter;
 use crate::value::{self, Plain};
 use crate::{gil_wait, later, log, spawner, time};
+
+/// Two ids, a rank and the origin of a value.
+type LeakTuple = ((u16, u64), (u16, u64), u16, String);
 
 /// How long closing may take to send what is queued.
 const FLUSH: Duration = Duration::from_secs(1);
@@ -113,25 +117,12 @@ impl Agent {
         kwargs: Bound<'_, PyDict>,
         timeout: f64,
     ) -> PyResult<Option<Call>> {
-        let mut writer = TensorWriter::new(py)?;
-        let mut payload = Vec::with_capacity(64);
-        let arguments = PyTuple::new(py, [args.into_any(), kwargs.into_any()])?;
-        if value::encode(&arguments, &mut payload, &mut writer)? == Plain::No {
-            return Ok(None);
-        }
-        let (tensors, buffers) = writer.finish()?;
-        let request = Request {
-            function: FunctionRef::Name(name.to_owned()),
-            label: name.into(),
-            encoding: Encoding::Value,
-            body: Body { payload, tensors, buffers },
-            timeout: limit(timeout),
-            deadline: None,
-        };
-        self.start(py, to, request).map(Some)
+        let request = plain_request(py, name, args, kwargs, timeout)?;
+        request.map(|request| self.start(py, to, request)).transpose()
     }
 
     /// Calls what the pickle says. `label` names it in errors.
+    #[expect(clippy::too_many_arguments, reason = "arguments of Python")]
     fn call_pickled(
         &self,
         py: Python<'_>,
@@ -139,17 +130,90 @@ impl Agent {
         label: &str,
         payload: &Bound<'_, PyBytes>,
         tensors: &Bound<'_, PyList>,
+        rrefs: &Bound<'_, PyList>,
         timeout: f64,
     ) -> PyResult<Call> {
-        let request = Request {
-            function: FunctionRef::InPayload,
-            label: label.into(),
-            encoding: Encoding::Pickle,
-            body: pickled_body(payload, tensors)?,
-            timeout: limit(timeout),
-            deadline: None,
-        };
+        let request = pickled_request(label, pickled_body(payload, tensors, rrefs)?, timeout);
         self.start(py, to, request)
+    }
+
+    /// As `call`, but the result stays with `to`: a reference to it, and the call or why there is none.
+    fn remote(
+        &self,
+        py: Python<'_>,
+        to: u32,
+        name: &str,
+        args: Bound<'_, PyTuple>,
+        kwargs: Bound<'_, PyDict>,
+        timeout: f64,
+    ) -> PyResult<Option<(RRef, Py<PyAny>)>> {
+        let request = plain_request(py, name, args, kwargs, timeout)?;
+        request.map(|request| self.start_remote(py, to, request)).transpose()
+    }
+
+    /// As `call_pickled`, but the result stays with `to`: a reference to it, and the call.
+    #[expect(clippy::too_many_arguments, reason = "arguments of Python")]
+    fn remote_pickled(
+        &self,
+        py: Python<'_>,
+        to: u32,
+        label: &str,
+        payload: &Bound<'_, PyBytes>,
+        tensors: &Bound<'_, PyList>,
+        rrefs: &Bound<'_, PyList>,
+        timeout: f64,
+    ) -> PyResult<(RRef, Py<PyAny>)> {
+        let request = pickled_request(label, pickled_body(payload, tensors, rrefs)?, timeout);
+        self.start_remote(py, to, request)
+    }
+
+    /// A reference to `value`, which this worker owns. `label` says in reports of leaks where it is from.
+    #[pyo3(signature = (value, label=""))]
+    fn make_rref(&self, value: Py<PyAny>, label: &str) -> RRef {
+        let rref = self.agent.make_rref(KeptObject::keep(value), label);
+        RRef::new(rref, Arc::clone(&self.handler))
+    }
+
+    /// The next number of the counter that ids of references are made with.
+    fn next_local_id(&self) -> u64 {
+        self.agent.next_local_id()
+    }
+
+    /// How many references there are, by the names that torch gives the figures.
+    fn rref_counts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let counts = outside(py, || self.agent.rref_counts());
+        let dict = PyDict::new(py);
+        dict.set_item("num_owner_rrefs", counts.owners)?;
+        dict.set_item("num_pending_users", counts.pending_users)?;
+        dict.set_item("num_pending_futures", counts.pending_futures)?;
+        dict.set_item("num_forks", counts.forks)?;
+        Ok(dict)
+    }
+
+    /// Deletes all references of this worker to values of others, once those owners know of all that was
+    /// shared. Then waits until they are gone, and with `others` those that others have to values of this
+    /// worker. False if that took more than `timeout` seconds; 0 means no limit.
+    #[pyo3(signature = (timeout, *, others=true))]
+    fn delete_rrefs(&self, py: Python<'_>, timeout: f64, others: bool) -> PyResult<bool> {
+        let limit = time::limit(timeout).map(|limit| time::now() + limit);
+        wait_in_slices(py, limit, |until| self.agent.rrefs_settled(until))?;
+        outside(py, || self.agent.delete_all_rrefs());
+        wait_in_slices(py, limit, |until| self.agent.rrefs_gone(others, until))
+    }
+
+    /// References that others have to values of this worker: the ids of value and reference, who has it,
+    /// and where the value is from.
+    fn leaks(&self, py: Python<'_>) -> Vec<LeakTuple> {
+        let leaks = outside(py, || self.agent.rref_leaks()).into_iter();
+        let tuple = |leak: tensorcall::Leak| {
+            (
+                rref::rref_id(leak.rref),
+                rref::fork_id(leak.fork),
+                leak.holder.rank.get(),
+                leak.label.to_string(),
+            )
+        };
+        leaks.map(tuple).collect()
     }
 
     /// Ranks of the workers that died or left.
@@ -161,7 +225,7 @@ impl Agent {
     /// says that this one closes next. Raises after `timeout` seconds; 0 means no limit.
     fn join(&self, py: Python<'_>, timeout: f64, leaving: bool) -> PyResult<()> {
         let failure = tensorcall::sync::Mutex::new(None);
-        let quiet = wait_in_slices(py, limit(timeout).map(|limit| time::now() + limit), |until| {
+        let quiet = wait_in_slices(py, time::limit(timeout).map(|limit| time::now() + limit), |until| {
             let result = self.agent.quiesce(leaving, until);
             let over = result.as_ref().err().is_none_or(|error| error.kind() != ErrorKind::Timeout);
             *failure.lock() = result.err();
@@ -209,6 +273,17 @@ impl Agent {
 }
 
 impl Agent {
+    fn start_remote(&self, py: Python<'_>, to: u32, request: Request) -> PyResult<(RRef, Py<PyAny>)> {
+        let rref = self.agent.new_rref(to_rank(to)?).map_err(|error| to_python(&error))?;
+        let call = match self.start(py, to, Request { creates: Some(rref.clone()), ..request }) {
+            Ok(call) => Py::new(py, call)?.into_any(),
+            // That there was no call is what becomes of the reference.
+            Err(error) if error.is_instance_of::<PyRuntimeError>(py) => error.into_value(py).into_any(),
+            Err(error) => return Err(error),
+        };
+        Ok((RRef::new(rref, Arc::clone(&self.handler)), call))
+    }
+
     fn start(&self, py: Python<'_>, to: u32, request: Request) -> PyResult<Call> {
         let rank = to_rank(to)?;
         let mut request = request;
@@ -269,7 +344,41 @@ fn to_rank(rank: u32) -> PyResult<Rank> {
     Rank::new(rank).ok_or_else(|| PyValueError::new_err(format!("{rank} is not a rank")))
 }
 
-/// A time limit in seconds, where 0 means none.
-fn limit(seconds: f64) -> Option<Duration> {
-    (seconds != 0.0).then(|| time::duration(seconds))
+/// The call of a function by name; `None` if the arguments are not plain data.
+fn plain_request(
+    py: Python<'_>,
+    name: &str,
+    args: Bound<'_, PyTuple>,
+    kwargs: Bound<'_, PyDict>,
+    timeout: f64,
+) -> PyResult<Option<Request>> {
+    let mut writer = TensorWriter::new(py)?;
+    let mut payload = Vec::with_capacity(64);
+    let arguments = PyTuple::new(py, [args.into_any(), kwargs.into_any()])?;
+    if value::encode(&arguments, &mut payload, &mut writer)? == Plain::No {
+        return Ok(None);
+    }
+    let (tensors, buffers) = writer.finish()?;
+    Ok(Some(Request {
+        function: FunctionRef::Name(name.to_owned()),
+        label: name.into(),
+        encoding: Encoding::Value,
+        body: Body { payload, tensors, buffers, ..Body::default() },
+        timeout: time::limit(timeout),
+        deadline: None,
+        creates: None,
+    }))
+}
+
+/// The call of what a pickle says.
+fn pickled_request(label: &str, body: Body, timeout: f64) -> Request {
+    Request {
+        function: FunctionRef::InPayload,
+        label: label.into(),
+        encoding: Encoding::Pickle,
+        body,
+        timeout: time::limit(timeout),
+        deadline: None,
+        creates: None,
+    }
 }

@@ -16,6 +16,7 @@ use crate::bell::Bell;
 use crate::error::{self, to_python};
 use crate::gil::{inside, outside};
 use crate::handler::PyHandler;
+use crate::rref::RRef;
 use crate::tensor::read_tensors;
 use crate::{spawner, time, user_code, value};
 
@@ -26,6 +27,9 @@ const SLICE: Duration = Duration::from_millis(100);
 const DECODED: u8 = 0;
 const PICKLED_RESULT: u8 = 1;
 const PICKLED_EXCEPTION: u8 = 2;
+
+/// Encoding, payload, tensors and references.
+type RawResult<'py> = (u8, Bound<'py, PyAny>, Bound<'py, PyList>, Bound<'py, PyList>);
 
 /// One outcome: an RPC under way, or a local completion.
 #[pyclass(frozen, module = "tensorcall._tensorcall")]
@@ -149,8 +153,8 @@ impl Call {
         self.future.is_done()
     }
 
-    /// The outcome of an RPC, once: encoding, payload, tensors. Raises why there is none.
-    fn result<'py>(&self, py: Python<'py>) -> PyResult<(u8, Bound<'py, PyAny>, Bound<'py, PyList>)> {
+    /// The outcome of an RPC, once: encoding, payload, tensors, references. Raises why there is none.
+    fn result<'py>(&self, py: Python<'py>) -> PyResult<RawResult<'py>> {
         let outcome = self.future.take();
         let outcome =
             outcome.ok_or_else(|| PyRuntimeError::new_err("this call has no result, or it was taken"))?;
@@ -158,10 +162,24 @@ impl Call {
         let tensors = read_tensors(py, &body.tensors, body.buffers)?;
         let payload = body.payload.as_ref();
         if encoding == Encoding::Value && !raised {
-            return Ok((DECODED, value::decode(py, payload, &tensors)?, PyList::empty(py)));
+            if payload.is_empty() {
+                // The answer to a call whose result stayed there.
+                let none = py.None().into_bound(py);
+                return Ok((DECODED, none, PyList::empty(py), PyList::empty(py)));
+            }
+            return Ok((
+                DECODED,
+                value::decode(py, payload, &tensors)?,
+                PyList::empty(py),
+                PyList::empty(py),
+            ));
         }
         let kind = if raised { PICKLED_EXCEPTION } else { PICKLED_RESULT };
-        Ok((kind, PyBytes::new(py, payload).into_any(), PyList::new(py, tensors)?))
+        let rrefs = match &self.origin {
+            Origin::Rpc(route) => RRef::list(py, body.rrefs, &route.handler)?,
+            Origin::Local(_) => PyList::empty(py),
+        };
+        Ok((kind, PyBytes::new(py, payload).into_any(), PyList::new(py, tensors)?, rrefs))
     }
 
     /// Calls `callback` once the outcome is there, on a thread that does not count as one of the

@@ -8,7 +8,8 @@ use std::time::Duration;
 use tensorcall::sync::Mutex;
 use tensorcall::transport::Outbound;
 use tensorcall::{Fault, Faults};
-use tensorcall_proto::wire::message::Message;
+use tensorcall_proto::rref::RRefMessage;
+use tensorcall_proto::wire::message::{FunctionRef, Message};
 
 use crate::time;
 
@@ -61,8 +62,21 @@ impl Faults for NamedFaults {
 
 /// What torch calls a message; `None` if it has no such message.
 fn name_of(message: &Message, label: &str) -> Option<&'static str> {
-    let Message::Call(_) = message else { return None };
+    let call = match message {
+        Message::Call(call) => call,
+        Message::RRef(RRefMessage::Fork { .. }) => return Some("RREF_FORK_REQUEST"),
+        Message::RRef(RRefMessage::Accept { .. }) => return Some("RREF_CHILD_ACCEPT"),
+        Message::RRef(RRefMessage::Delete { .. }) => return Some("RREF_USER_DELETE"),
+        _ => return None,
+    };
     // Functions are named as in `rpc/_target.py`.
-    let is_script = label.contains("::") || label.trim_start_matches('@').starts_with("__torch__.");
-    Some(if is_script { "SCRIPT_CALL" } else { "PYTHON_CALL" })
+    let is_script = label.contains("::") || label.contains("__torch__.");
+    Some(match (&call.function, call.creates, is_script) {
+        (FunctionRef::Fetch(_), _, true) => "SCRIPT_RREF_FETCH_CALL",
+        (FunctionRef::Fetch(_), _, false) => "PYTHON_RREF_FETCH_CALL",
+        (_, Some(_), true) => "SCRIPT_REMOTE_CALL",
+        (_, Some(_), false) => "PYTHON_REMOTE_CALL",
+        (_, None, true) => "SCRIPT_CALL",
+        (_, None, false) => "PYTHON_CALL",
+    })
 }

@@ -153,6 +153,11 @@ pub(crate) fn after_fork_in_child(py: Python<'_>) {
     VISITORS.forget_others(py, PLACE.get() == Place::Inside);
 }
 
+/// Whether this thread came in by one of the doors and has not left since.
+pub(crate) fn is_inside() -> bool {
+    PLACE.get() == Place::Inside
+}
+
 /// A Python reference that may be dropped on any thread.
 ///
 /// Dropped inside, it is let go at once; elsewhere it is buried until the next [`drain`].

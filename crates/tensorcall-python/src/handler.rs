@@ -1,5 +1,7 @@
 //! A request of another worker becomes one call into Python, on a pool thread.
 
+use std::any::Any;
+use std::sync::Arc;
 use std::time::Duration;
 
 use pyo3::intern;
@@ -12,6 +14,7 @@ use tensorcall::{Handler, InboundCall, Responder, ThreadHook};
 use crate::gil::{self, inside, outside};
 use crate::gil_wait;
 use crate::later::Later;
+use crate::rref::{KeptObject, RRef};
 use crate::tensor::{TensorWriter, read_tensors};
 use crate::user_code;
 use crate::value::{self, Plain};
@@ -26,6 +29,8 @@ pub(crate) enum Answer {
         encoding: Encoding,
         body: Body,
     },
+    /// This object, which stays here.
+    Kept(Py<PyAny>),
     /// There is no such thing as an outcome, for this reason.
     Failed(String),
 }
@@ -45,6 +50,7 @@ impl Answer {
                 responder.failed(FailureKind::ShuttingDown, "the worker's process ends".to_owned());
             }
             Self::Packed { raised: true, encoding, body } => responder.raised(encoding, body),
+            Self::Kept(object) => responder.keep(KeptObject::keep(object)),
             Self::Failed(text) => responder.failed(FailureKind::Internal, text),
         }
     }
@@ -90,6 +96,15 @@ impl Handler for PyHandler {
             answer.send(responder);
         }
     }
+
+    fn fetch(&self, value: Arc<dyn Any + Send + Sync>, _: InboundCall, responder: Responder) {
+        let answer = inside(|py| {
+            let packed = KeptObject::of(py, &*value).and_then(|object| self.pack(py, &object));
+            drop(value);
+            Answer::of(py, packed)
+        });
+        answer.send(responder);
+    }
 }
 
 impl PyHandler {
@@ -104,18 +119,23 @@ impl PyHandler {
     }
 
     fn run(&self, py: Python<'_>, call: InboundCall) -> PyResult<Outcome> {
-        let InboundCall { caller, function, encoding, body } = call;
-        let Received { payload, tensors, buffers } = body;
+        let InboundCall { caller, function, encoding, body, creates } = call;
+        let Received { payload, tensors, buffers, rrefs } = body;
         let tensors = read_tensors(py, &tensors, buffers)?;
         let caller = caller.rank.get();
         if let (Some(name), Encoding::Value) = (function, encoding) {
             let arguments = value::decode(py, payload.as_ref(), &tensors)?;
             drop((payload, tensors));
-            return self.run_plain(py, &name, &arguments, caller);
+            return self.run_plain(py, &name, &arguments, caller, creates);
         }
         let payload = PyBytes::new(py, payload.as_ref());
         let tensors = PyList::new(py, tensors)?;
-        let reply = self.call(intern!(py, "run_pickled"), (payload, tensors, caller))?;
+        let rrefs = self.rref_list(py, rrefs)?;
+        let arguments = (payload, tensors, rrefs, caller);
+        if creates {
+            return self.kept_outcome(py, self.call(intern!(py, "run_pickled_here"), arguments));
+        }
+        let reply = self.call(intern!(py, "run_pickled"), arguments)?;
         later_or(&reply, pickled)
     }
 
@@ -126,18 +146,39 @@ impl PyHandler {
         name: &str,
         arguments: &Bound<'_, PyAny>,
         caller: u16,
+        creates: bool,
     ) -> PyResult<Outcome> {
         let (args, kwargs): (Bound<'_, PyTuple>, Bound<'_, PyDict>) = arguments.extract()?;
         let result = self
             .call(intern!(py, "resolve"), (name,))
             .and_then(|function| self.call(intern!(py, "run_value"), (function, args, kwargs, caller)));
+        if creates {
+            return self.kept_outcome(py, result);
+        }
         match result {
             Ok(result) => later_or(&result, |result| self.pack(py, result)),
-            Err(error) => {
-                let error = error.into_value(py);
-                self.pack_exception(py, error.bind(py)).map(Outcome::Now)
-            }
+            Err(error) => self.raised(py, error),
         }
+    }
+
+    /// The outcome of a function whose result stays here.
+    fn kept_outcome(&self, py: Python<'_>, result: PyResult<Bound<'_, PyAny>>) -> PyResult<Outcome> {
+        match result {
+            Ok(result) => later_or(&result, |result| Ok(Answer::Kept(result.clone().unbind()))),
+            Err(error) => self.raised(py, error),
+        }
+    }
+
+    fn raised(&self, py: Python<'_>, error: PyErr) -> PyResult<Outcome> {
+        let error = error.into_value(py);
+        self.pack_exception(py, error.bind(py)).map(Outcome::Now)
+    }
+
+    fn rref_list<'py>(&self, py: Python<'py>, rrefs: Vec<tensorcall::RRef>) -> PyResult<Bound<'py, PyList>> {
+        if rrefs.is_empty() {
+            return Ok(PyList::empty(py));
+        }
+        RRef::list(py, rrefs, &Arc::new(Self(self.0.clone_ref(py))))
     }
 
     /// Packs a result: as plain data, or else as a pickle.
@@ -148,7 +189,7 @@ impl PyHandler {
             return pickled(&self.call(intern!(py, "dump_result"), (result,))?);
         }
         let (tensors, buffers) = writer.finish()?;
-        let body = Body { payload, tensors, buffers };
+        let body = Body { payload, tensors, buffers, ..Body::default() };
         Ok(Answer::Packed { raised: false, encoding: Encoding::Value, body })
     }
 
@@ -169,18 +210,24 @@ fn later_or<'py>(
     }
 }
 
-/// A reply that Python has packed: encoding, payload, tensors.
+/// A reply that Python has packed: encoding, payload, tensors, references.
 fn pickled(reply: &Bound<'_, PyAny>) -> PyResult<Answer> {
-    let (kind, payload, tensors): (u8, Bound<'_, PyBytes>, Bound<'_, PyList>) = reply.extract()?;
-    let body = pickled_body(&payload, &tensors)?;
+    type Reply<'py> = (u8, Bound<'py, PyBytes>, Bound<'py, PyList>, Bound<'py, PyList>);
+    let (kind, payload, tensors, rrefs): Reply<'_> = reply.extract()?;
+    let body = pickled_body(&payload, &tensors, &rrefs)?;
     Ok(Answer::Packed { raised: kind == RAISED, encoding: Encoding::Pickle, body })
 }
 
-/// A pickle and its table of tensors.
-pub(crate) fn pickled_body(payload: &Bound<'_, PyBytes>, tensors: &Bound<'_, PyList>) -> PyResult<Body> {
+/// A pickle and its tables of tensors and references.
+pub(crate) fn pickled_body(
+    payload: &Bound<'_, PyBytes>,
+    tensors: &Bound<'_, PyList>,
+    rrefs: &Bound<'_, PyList>,
+) -> PyResult<Body> {
     let payload = payload.as_bytes().to_vec();
+    let rrefs = RRef::all_of(rrefs)?;
     if tensors.is_empty() {
-        return Ok(Body::of(payload));
+        return Ok(Body { payload, rrefs, ..Body::default() });
     }
     let mut writer = TensorWriter::new(tensors.py())?;
     for tensor in tensors {
@@ -188,7 +235,7 @@ pub(crate) fn pickled_body(payload: &Bound<'_, PyBytes>, tensors: &Bound<'_, PyL
         writer.push_again(&tensor)?;
     }
     let (tensors, buffers) = writer.finish()?;
-    Ok(Body { payload, tensors, buffers })
+    Ok(Body { payload, tensors, buffers, rrefs })
 }
 
 fn describe(py: Python<'_>, error: &PyErr) -> String {

@@ -33,8 +33,14 @@ enum State {
     /// The function has returned: the caller waits.
     Owed(Responder, Owed),
     /// The outcome was there before the function returned.
-    Known(Answer),
+    Known(Outcome),
     Over,
+}
+
+/// An outcome of which it is not known yet whether it goes to the caller or stays here.
+enum Outcome {
+    Returned(Py<PyAny>),
+    Raised(Answer),
 }
 
 /// Counts answers that are owed, as long as it lives.
@@ -63,48 +69,63 @@ pub(crate) fn owed() -> usize {
 impl Later {
     /// The function has returned this as its result: the answer goes through `responder`.
     pub(crate) fn owe(&self, py: Python<'_>, responder: Responder) {
-        outside(py, || {
+        let known = outside(py, || {
             let mut state = self.state.lock();
             match std::mem::replace(&mut *state, State::Over) {
-                State::Known(answer) => {
-                    drop(state);
-                    answer.send(responder);
-                }
+                State::Known(outcome) => Some((outcome, responder)),
                 State::New => {
                     if let Some((bell, number)) = self.cancelled.lock().take() {
                         responder.on_cancelled(move || bell.ring(number));
                     }
                     *state = State::Owed(responder, Owed::new());
+                    None
                 }
                 // It stood for the result of a call before. Dropping the responder says that there is no answer.
-                before => *state = before,
+                before => {
+                    *state = before;
+                    None
+                }
             }
         });
+        if let Some((outcome, responder)) = known {
+            self.send(py, outcome, responder);
+        }
     }
 
-    fn answer(&self, py: Python<'_>, answer: Answer) -> bool {
+    fn answer(&self, py: Python<'_>, outcome: Outcome) -> bool {
         if !self.home.is_here() {
             return false;
         }
-        outside(py, || {
+        let owed = outside(py, || {
             let mut state = self.state.lock();
             match std::mem::replace(&mut *state, State::Over) {
-                State::Owed(responder, owed) => {
-                    drop(state);
-                    drop(owed);
-                    answer.send(responder);
-                    true
-                }
+                State::Owed(responder, _) => Ok(Some((outcome, responder))),
                 State::New => {
-                    *state = State::Known(answer);
-                    true
+                    *state = State::Known(outcome);
+                    Ok(None)
                 }
                 before => {
                     *state = before;
-                    false
+                    // Not dropped under the lock: it may be the last of its object.
+                    Err(outcome)
                 }
             }
-        })
+        });
+        match owed {
+            Ok(Some((outcome, responder))) => self.send(py, outcome, responder),
+            Ok(None) => {}
+            Err(_) => return false,
+        }
+        true
+    }
+
+    fn send(&self, py: Python<'_>, outcome: Outcome, responder: Responder) {
+        let answer = match outcome {
+            Outcome::Returned(result) if responder.creates() => Answer::Kept(result),
+            Outcome::Returned(result) => Answer::of(py, self.handler.pack(py, result.bind(py))),
+            Outcome::Raised(answer) => answer,
+        };
+        outside(py, || answer.send(responder));
     }
 }
 
@@ -116,14 +137,15 @@ impl Later {
         Self { handler: PyHandler(handler), home: Home::here(), state, cancelled: Mutex::default() }
     }
 
-    /// The function's result is `result`. False if there was an outcome before.
+    /// The function's result is `result`, which goes to the caller or, if it is for references, stays here.
+    /// False if there was an outcome before.
     fn returned(&self, py: Python<'_>, result: &Bound<'_, PyAny>) -> bool {
-        self.answer(py, Answer::of(py, self.handler.pack(py, result)))
+        self.answer(py, Outcome::Returned(result.clone().unbind()))
     }
 
     /// The function failed with `error`. False if there was an outcome before.
     fn raised(&self, py: Python<'_>, error: &Bound<'_, PyAny>) -> bool {
-        self.answer(py, Answer::of(py, self.handler.pack_exception(py, error)))
+        self.answer(py, Outcome::Raised(Answer::of(py, self.handler.pack_exception(py, error))))
     }
 
     /// Rings `bell` with `number` once nobody waits for the answer any more, unless it is given before.

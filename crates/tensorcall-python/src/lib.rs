@@ -10,6 +10,7 @@ mod gil_wait;
 mod handler;
 mod later;
 mod log;
+mod rref;
 mod spawner;
 mod tensor;
 mod testing;
@@ -75,6 +76,7 @@ fn _tensorcall(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<bell::Bell>()?;
     module.add_class::<call::Call>()?;
     module.add_class::<later::Later>()?;
+    module.add_class::<rref::RRef>()?;
     module.add_function(wrap_pyfunction!(run_apart, module)?)?;
     module.add_function(wrap_pyfunction!(stop_entering, module)?)?;
     module.add_function(wrap_pyfunction!(listening, module)?)?;

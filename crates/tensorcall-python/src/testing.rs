@@ -43,11 +43,11 @@ fn send<'py>(object: &Bound<'py, PyAny>, api: &'py TorchApi) -> PyResult<Body> {
         return Err(PyTypeError::new_err("not plain"));
     }
     let (tensors, buffers) = writer.finish()?;
-    Ok(Body { payload, tensors, buffers })
+    Ok(Body { payload, tensors, buffers, ..Body::default() })
 }
 
 fn receive<'py>(py: Python<'py>, received: Received, api: &TorchApi) -> PyResult<Bound<'py, PyAny>> {
-    let Received { payload, tensors, buffers } = received;
+    let Received { payload, tensors, buffers, .. } = received;
     let tensors = read_tensors_by(api, py, &tensors, buffers)?;
     value::decode(py, payload.as_ref(), &tensors)
 }
@@ -86,7 +86,7 @@ fn describe<'py>(
         writer.push(&tensor)?;
     }
     let (tensors, buffers) = writer.finish()?;
-    let received = transfer(&Body { payload: Vec::new(), tensors, buffers })?;
+    let received = transfer(&Body { tensors, buffers, ..Body::default() })?;
     let bytes = received.buffers.iter().map(|buffer| buffer.as_ref().to_vec()).collect();
     let descs = received.tensors.iter().map(|desc| as_dict(py, desc)).collect::<PyResult<_>>()?;
     Ok((descs, bytes))

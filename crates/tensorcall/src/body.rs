@@ -5,9 +5,10 @@ use tensorcall_proto::wire::tensor::{BufferDesc, TensorDesc};
 use tensorcall_proto::wire::{Descriptor, Limits, WireError};
 
 use crate::buffer::{Buffer, OutOfMemory, Region};
+use crate::rref::RRef;
 
 /// The body of a message to send. Nothing is copied: the regions keep their owners alive.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub struct Body {
     /// Encoded arguments or result.
     pub payload: Vec<u8>,
@@ -15,6 +16,8 @@ pub struct Body {
     pub tensors: Vec<TensorDesc>,
     /// Memory that the tensors point into ([`TensorDesc::buffer`]).
     pub buffers: Vec<Region>,
+    /// References to values, in the order in which the payload counts them. Each sending forks them.
+    pub rrefs: Vec<RRef>,
 }
 
 impl Body {
@@ -30,15 +33,19 @@ impl Body {
 
     /// Whether there is nothing at all.
     pub fn is_empty(&self) -> bool {
-        self.payload.is_empty() && self.tensors.is_empty()
+        self.payload.is_empty() && self.tensors.is_empty() && self.rrefs.is_empty()
     }
 
     /// Whether a peer with these limits accepts a message with this body and `text` bytes of names. One
     /// that it does not accept would cost the connection, and every other call on it.
     pub(crate) fn check(&self, text: usize, limits: &Limits) -> Result<(), WireError> {
-        for (what, count) in [("buffers", self.buffers.len()), ("tensors", self.tensors.len())] {
-            if count > limits.max_tensors as usize {
-                return Err(WireError::TooMany { what, count: count as u64, limit: limits.max_tensors });
+        for (what, count, limit) in [
+            ("buffers", self.buffers.len(), limits.max_tensors),
+            ("tensors", self.tensors.len(), limits.max_tensors),
+            ("references", self.rrefs.len(), limits.max_rrefs),
+        ] {
+            if count > limit as usize {
+                return Err(WireError::TooMany { what, count: count as u64, limit });
             }
         }
         if self.len() > limits.max_message {
@@ -47,12 +54,14 @@ impl Body {
         // Numbers take at most ten bytes each, and what is not counted here less than 128 in all.
         let dims = |tensor: &TensorDesc| tensor.shape.len() + tensor.strides.as_ref().map_or(0, Vec::len);
         let tensors: usize = self.tensors.iter().map(|tensor| 64 + 10 * dims(tensor)).sum();
-        let bound = 128 + text + 32 * self.buffers.len() + tensors;
+        let bound = 128 + text + 32 * self.buffers.len() + tensors + RREF_BYTES * self.rrefs.len();
         if bound <= limits.max_control as usize {
             return Ok(());
         }
-        let len =
-            128 + text + self.describe(Message::Goodbye { reason: GoodbyeReason::Forced }).encode().len();
+        let len = 128
+            + text
+            + RREF_BYTES * self.rrefs.len()
+            + self.describe(Message::Goodbye { reason: GoodbyeReason::Forced }).encode().len();
         if len <= limits.max_control as usize {
             return Ok(());
         }
@@ -66,10 +75,12 @@ impl Body {
             payload_len: self.payload.len() as u64,
             buffers: self.buffers.iter().map(|region| BufferDesc::body(region.len() as u64)).collect(),
             tensors: self.tensors.clone(),
+            rrefs: Vec::new(),
         }
     }
 
-    /// What the receiver of this body would get, in memory of its own.
+    /// What the receiver of this body would get, in memory of its own; references aside, which only an
+    /// agent can fork.
     pub fn receive(&self) -> Result<Received, OutOfMemory> {
         let copy = |region: &Region| {
             let mut buffer = Buffer::zeroed(region.len())?;
@@ -80,6 +91,7 @@ impl Body {
             payload: Buffer::copy_of(&self.payload)?,
             tensors: self.tensors.clone(),
             buffers: self.buffers.iter().map(copy).collect::<Result<_, _>>()?,
+            rrefs: Vec::new(),
         })
     }
 }
@@ -93,6 +105,8 @@ pub struct Received {
     pub tensors: Vec<TensorDesc>,
     /// Memory that the tensors point into.
     pub buffers: Vec<Buffer>,
+    /// References to values, in the order in which the payload counts them.
+    pub rrefs: Vec<RRef>,
 }
 
 impl Received {
@@ -103,9 +117,12 @@ impl Received {
 
     /// Whether there is nothing at all.
     pub fn is_empty(&self) -> bool {
-        self.payload.is_empty() && self.tensors.is_empty()
+        self.payload.is_empty() && self.tensors.is_empty() && self.rrefs.is_empty()
     }
 }
+
+/// Most bytes that one reference takes in a descriptor: eight numbers.
+const RREF_BYTES: usize = 80;
 
 #[cfg(test)]
 mod tests {
@@ -115,7 +132,7 @@ mod tests {
     fn with_tensors(count: usize) -> Body {
         let tensor = TensorDesc::contiguous(DType::Float32, vec![1, 2, 3], 0);
         let buffers = vec![Region::from_vec(vec![0; 24])];
-        Body { payload: Vec::new(), tensors: vec![tensor; count], buffers }
+        Body { tensors: vec![tensor; count], buffers, ..Body::default() }
     }
 
     #[test]

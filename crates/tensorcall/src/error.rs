@@ -34,6 +34,8 @@ pub enum ErrorKind {
     PoolExhausted,
     /// This agent is shutting down or has shut down.
     ShuttingDown,
+    /// The reference is of no use: deleted, never created, or its owner is gone.
+    RRef,
     /// The arguments make no sense: an unknown worker, a bad option.
     Usage,
     /// A peer broke the protocol.

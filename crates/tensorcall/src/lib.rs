@@ -20,16 +20,18 @@ pub mod config;
 mod error;
 pub mod fork;
 pub mod future;
+mod rref;
 mod spin;
 pub mod sync;
 pub mod transport;
 
 pub use agent::{
-    Agent, CallError, Fault, Faults, Handler, InboundCall, Metrics, PeerInfo, Request, Responder, ThreadHook,
-    is_pool_thread, lend,
+    Agent, CallError, Fault, Faults, Handler, InboundCall, Leak, Metrics, PeerInfo, RRefCounts, Request,
+    Responder, ThreadHook, is_pool_thread, lend,
 };
 pub use config::AgentConfig;
 pub use error::{Error, ErrorKind, Result};
 pub use future::{Promise, Response, RpcFuture, promise};
+pub use rref::{Kept, Packed, RRef, RRefState};
 pub use tensorcall_proto as proto;
 pub use transport::host::Listening;

@@ -89,8 +89,9 @@ fn call_with(tensors: Vec<TensorDesc>, buffers: Vec<BufferDesc>) -> Descriptor {
         timeout_us: None,
         nested: false,
         autograd: None,
+        creates: None,
     };
-    Descriptor { message: Message::Call(call), payload_len: 0, buffers, tensors }
+    Descriptor { message: Message::Call(call), payload_len: 0, buffers, tensors, rrefs: Vec::new() }
 }
 
 #[test]

@@ -41,6 +41,7 @@ fn with_buffers(function: &str, payload: Vec<u8>, buffers: &[Vec<u8>]) -> Reques
         payload,
         tensors: tensors.collect(),
         buffers: buffers.iter().map(|buffer| Region::from_vec(buffer.clone())).collect(),
+        ..Body::default()
     };
     Request { body, ..request(function, b"", Some(SOON)) }
 }
@@ -289,7 +290,7 @@ fn a_message_beyond_the_limits_is_refused_where_it_is_made(kind: Kind) {
         functions().with("huge", |_, responder| {
             let tensors = vec![TensorDesc::contiguous(DType::UInt8, vec![0], 0); 70_000];
             let buffers = vec![Region::from_vec(Vec::new())];
-            responder.returned(Encoding::Bytes, Body { payload: Vec::new(), tensors, buffers });
+            responder.returned(Encoding::Bytes, Body { tensors, buffers, ..Body::default() });
         })
     };
     let agents = group(kind, 2, |_| {}, huge);

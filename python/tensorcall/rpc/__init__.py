@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlparse
 
-import torch.distributed
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import _rendezvous_helper, rendezvous
 
@@ -27,7 +26,9 @@ from . import constants as constants
 from . import functions as functions
 from . import internal as internal
 from . import options as options
+from . import rref_proxy as rref_proxy
 from ._agent import RpcAgent, TensorPipeAgent
+from ._autograd import autograd as _autograd
 from ._rref import PyRRef
 from ._waiting import interruptible
 from ._worker import WorkerInfo
@@ -222,14 +223,6 @@ def _leave_stores_alone() -> Any:
     return inherited
 
 
-def _autograd() -> Any:
-    """The module that prepares distributed autograd: ours, under the name that programs patch."""
-    import tensorcall.autograd as ours
-
-    theirs = getattr(torch.distributed, "autograd", None)
-    return theirs if getattr(theirs, "__name__", None) == ours.__name__ else ours
-
-
 def _init_rpc_backend(
     backend: Any = None,
     store: Any = None,
@@ -279,11 +272,11 @@ def _get_debug_info() -> dict[str, str]:
 
 
 def _enable_jit_rref_pickle() -> None:
-    """Nothing: there are no RRefs yet that a script could pickle."""
+    """Nothing: RRefs of ours cannot be passed to scripts, which so have none to pickle."""
 
 
 def _disable_jit_rref_pickle() -> None:
-    """Nothing: there are no RRefs yet that a script could pickle."""
+    """Nothing, as `_enable_jit_rref_pickle`."""
 
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of ours

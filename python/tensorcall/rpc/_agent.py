@@ -201,6 +201,13 @@ class TensorPipeAgent(RpcAgent):
 
         _dynamic.update(self, worker_info, is_join)
 
+    def _info_of(self, rank: int, name: str | None = None) -> WorkerInfo:
+        """The worker of that rank, which may be gone; then it had this name, if that is known."""
+        info = self._infos.get(rank)
+        if info is None or (name is not None and name != info.name):
+            return WorkerInfo(name or f"rank_{rank}", rank)
+        return info
+
     def _get_backend_options(self) -> TensorPipeRpcBackendOptions:
         return self._options
 

@@ -56,7 +56,7 @@ class Unsent:
         done.complete()
         done.on_done(callback)
 
-    def result(self) -> tuple[int, Any, list[torch.Tensor]]:
+    def result(self) -> tuple[int, Any, list[torch.Tensor], list[_tensorcall.RRef]]:
         """Raise why there was no call."""
         raise self.error
 
@@ -90,32 +90,72 @@ def start(
         RuntimeError, ValueError: there is no worker `to`; the arguments do not fit an operator.
         Exception: whatever pickling the arguments raised.
     """
+    native = agent._native
+    called: Call | Unsent = _start(
+        agent, native.call, native.call_pickled, to, func, args, kwargs, timeout, pickler, waits
+    )[0]
+    return called
+
+
+def start_remote(
+    agent: TensorPipeAgent, to: Any, func: Any, args: Any, kwargs: Any, timeout: float, pickler: Any
+) -> tuple[_tensorcall.RRef, Call | Unsent, str]:
+    """As :func:`start`, but the result stays there: a reference to it, the call, and the call's label."""
+    native = agent._native
+    made, label = _start(
+        agent, native.remote, native.remote_pickled, to, func, args, kwargs, timeout, pickler, False
+    )
+    if isinstance(made, Unsent):
+        raise made.error
+    rref, call = made
+    return rref, Unsent(call) if isinstance(call, RuntimeError) else call, label
+
+
+def _start(
+    agent: TensorPipeAgent,
+    plain: Callable[..., Any],
+    pickled: Callable[..., Any],
+    to: Any,
+    func: Any,
+    args: Any,
+    kwargs: Any,
+    timeout: float,
+    pickler: Any,
+    waits: bool,
+) -> tuple[Any, str]:
+    """What `plain` or `pickled` of the extension made of the call, and the call's label."""
     if not callable(func):
         raise TypeError("function should be callable.")
     rank = agent._rank_of(to)
-    if timeout < 0:
-        timeout = agent.rpc_timeout if timeout == -1 else _EXPIRED
+    timeout = limit_of(agent, timeout)
     args = args if args else ()
     kwargs = kwargs if kwargs else {}
     name = _target.name_of(func, args, kwargs)
     if pickler is internal._internal_rpc_pickler and name is not None:
-        call = _start_plain(agent, rank, name, args, kwargs, timeout)
+        call = _start_plain(plain, rank, name, args, kwargs, timeout)
         if call is not None:
-            return call
+            return call, name
     if name is not None:
         func = _by_name(func, name)
     _target.check_sendable(func)
     options = {"lend": True} if waits and pickler is internal._internal_rpc_pickler else {}
-    payload, tensors = pickler.serialize(internal.PythonUDF(func, args, kwargs), **options)
+    payload, tensors, rrefs = internal.pack(pickler, internal.PythonUDF(func, args, kwargs), **options)
     _target.check_devices(tensors, "Request", agent._name_of(rank))
     label = name or str(getattr(func, "__qualname__", None) or type(func).__qualname__)
     try:
-        return agent._native.call_pickled(rank, label, payload, tensors, timeout)
+        return pickled(rank, label, payload, tensors, rrefs, timeout), label
     except NotImplementedError:
         # A tensor without memory: a mistake in making the call.
         raise
     except RuntimeError as error:
-        return Unsent(error)
+        return Unsent(error), label
+
+
+def limit_of(agent: TensorPipeAgent, timeout: float) -> float:
+    """The seconds that the extension is given for a ``timeout`` argument."""
+    if timeout >= 0:
+        return timeout
+    return float(agent.rpc_timeout) if timeout == -1 else _EXPIRED
 
 
 def take(call: Call | Unsent) -> Any:
@@ -127,18 +167,18 @@ def take(call: Call | Unsent) -> Any:
     return decode(*call.result())
 
 
-def decode(encoding: int, payload: Any, tensors: list[torch.Tensor]) -> Any:
+def decode(encoding: int, payload: Any, tensors: list[torch.Tensor], rrefs: list[_tensorcall.RRef]) -> Any:
     """The value of an answer; raises the exception that it brings."""
     if encoding == 0:
         return payload
     if encoding == RAISED:
-        raise _remote_error.load(payload, tensors)
-    return internal.deserialize(payload, tensors)
+        raise internal.unpack(payload, tensors, rrefs, _remote_error.load)
+    return internal.unpack(payload, tensors, rrefs)
 
 
 def _start_plain(
-    agent: TensorPipeAgent, rank: int, name: str, args: Any, kwargs: Any, timeout: float
-) -> Call | Unsent | None:
+    plain: Callable[..., Any], rank: int, name: str, args: Any, kwargs: Any, timeout: float
+) -> Any:
     if type(args) is not tuple:
         try:
             args = tuple(args)
@@ -148,7 +188,7 @@ def _start_plain(
     if type(kwargs) is not dict:
         return None
     try:
-        return agent._native.call(rank, name, args, kwargs, timeout)
+        return plain(rank, name, args, kwargs, timeout)
     except RuntimeError as error:
         return Unsent(error)
 

@@ -252,8 +252,8 @@ def _lives(name: str, rank: int, contact: str, job: str, secret: bytes) -> bool:
     try:
         probe.open([(probe.name, mine, probe.contact()), (name, rank, contact)], True)
         udf = internal.PythonUDF(api._sign_of_life, (), {})
-        payload, tensors = internal.serialize(udf)
-        call = probe.call_pickled(rank, "sign of life", payload, tensors, _PROBE_LIMIT)
+        message = internal.pack(internal._internal_rpc_pickler, udf)
+        call = probe.call_pickled(rank, "sign of life", *message, _PROBE_LIMIT)
         call.disregard()
         call.wait(None)
         return rank not in probe.lost_workers()

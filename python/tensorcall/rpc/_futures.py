@@ -190,6 +190,13 @@ class Future(torch.futures.Future[T]):
         self._call.cancel()
         return True
 
+    def has_failed(self) -> bool:
+        """Whether there is an error, and not a result or nothing yet."""
+        if not self.done():
+            return False
+        self._settle()
+        return self._error is not None
+
     def _outcome(self) -> T:
         if self._error is None:
             return cast(T, self._value)

@@ -25,8 +25,8 @@ from ._worker import WorkerInfo
 
 _logger = logging.getLogger("tensorcall")
 
-Reply = tuple[int, bytes, list[torch.Tensor]]
-"""Encoding (1 a pickled result, 2 a pickled exception), payload, tensors."""
+Reply = tuple[int, bytes, list[torch.Tensor], list[_tensorcall.RRef]]
+"""Encoding (1 a pickled result, 2 a pickled exception), payload, tensors, references."""
 
 RETURNED = 1
 RAISED = 2
@@ -50,23 +50,50 @@ class Handler:
         self._coroutines.wait_until_ended(limit)
 
     def run_pickled(
-        self, payload: bytes, tensors: Sequence[torch.Tensor], caller: int
+        self,
+        payload: bytes,
+        tensors: Sequence[torch.Tensor],
+        rrefs: Sequence[_tensorcall.RRef],
+        caller: int,
     ) -> Reply | _tensorcall.Later:
         """Run the pickled function with its pickled arguments."""
         try:
-            func, args, kwargs = internal.deserialize(payload, tensors)
-        except (AttributeError, ImportError) as error:
-            return self._raised(RuntimeError(_not_here(error)))
-        except BaseException as error:
-            text = f"Error on Node {self._info.id}: {type(error).__name__}: {error}"
-            return self._raised(RuntimeError(text).with_traceback(error.__traceback__))
-        try:
-            result = self.run_value(func, args, kwargs, caller)
+            result = self.run_pickled_here(payload, tensors, rrefs, caller)
         except BaseException as error:
             return self.dump_exception(error)
         if isinstance(result, _tensorcall.Later):
             return result
         return self.dump_result(result)
+
+    def run_pickled_here(
+        self,
+        payload: bytes,
+        tensors: Sequence[torch.Tensor],
+        rrefs: Sequence[_tensorcall.RRef],
+        caller: int,
+    ) -> Any:
+        """As :meth:`run_pickled`, but the result stays here as it is and exceptions pass."""
+        try:
+            func, args, kwargs = internal.unpack(payload, tensors, rrefs)
+        except (AttributeError, ImportError) as error:
+            raise RuntimeError(_not_here(error)) from None
+        except BaseException as error:
+            text = f"Error on Node {self._info.id}: {type(error).__name__}: {error}"
+            raise RuntimeError(text).with_traceback(error.__traceback__) from None
+        return self.run_value(func, args, kwargs, caller)
+
+    def load_exception(
+        self, payload: bytes, tensors: list[torch.Tensor], rrefs: Sequence[_tensorcall.RRef]
+    ) -> BaseException:
+        """The exception that :meth:`dump_exception` packed: a value of this worker that never came to be."""
+        error: BaseException = internal.unpack(payload, tensors, rrefs, _remote_error.load)
+        return error
+
+    def load_result(
+        self, payload: bytes, tensors: list[torch.Tensor], rrefs: Sequence[_tensorcall.RRef]
+    ) -> Any:
+        """The result that :meth:`dump_result` packed."""
+        return internal.unpack(payload, tensors, rrefs)
 
     def resolve(self, name: str) -> Callable[..., Any]:
         """Find the function that a caller named.
@@ -134,12 +161,12 @@ class Handler:
     def dump_result(self, obj: object) -> Reply:
         """Pack a result; if it cannot be sent, the exception that says so."""
         try:
-            payload, tensors = internal.serialize(obj)
+            payload, tensors, rrefs = internal.pack(internal._internal_rpc_pickler, obj)
             _target.check_devices(tensors, "Response", "the caller")
         except BaseException as error:
             text = f"{type(error).__name__}: {error}"
             return self._raised(RuntimeError(text).with_traceback(error.__traceback__))
-        return RETURNED, payload, tensors
+        return RETURNED, payload, tensors, rrefs
 
     def dump_exception(self, exc: BaseException) -> Reply:
         """Show an exception on this worker's ``sys.stderr`` and pack it for the caller."""
@@ -151,12 +178,12 @@ class Handler:
             return self._raised(RuntimeError(text))
 
     def _raised(self, error: BaseException) -> Reply:
-        payload, tensors, text = self._errors.dump(error)
+        payload, tensors, rrefs, text = self._errors.dump(error)
         if text and sys.stderr is not None and not _agent.is_exiting():
             # A stream that is closed or cannot write the text must not cost the caller the exception.
             with contextlib.suppress(Exception):
                 print(text, file=sys.stderr)  # noqa: T201 (programs redirect sys.stderr and read this)
-        return RAISED, payload, tensors
+        return RAISED, payload, tensors, rrefs
 
 
 def _answer(later: _tensorcall.Later, future: Any) -> None:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .. import _tensorcall
 from . import internal
 from ._worker import WorkerInfo
 
@@ -38,8 +39,13 @@ class ErrorCarrier:
     def __init__(self, info: WorkerInfo) -> None:
         self._info = info
 
-    def dump(self, error: BaseException) -> tuple[bytes, list[torch.Tensor], str]:
-        """Return payload, tensors and the text to show on this worker ("" for none)."""
+    def dump(self, error: BaseException) -> tuple[bytes, list[torch.Tensor], list[_tensorcall.RRef], str]:
+        """Return payload, tensors, references and the text to show on this worker ("" for none)."""
+        with internal.collecting_rrefs() as rrefs:
+            payload, tensors, text = self._dump(error)
+        return payload, tensors, [rref for _, rref in rrefs.values()], text
+
+    def _dump(self, error: BaseException) -> tuple[bytes, list[torch.Tensor], str]:
         if isinstance(error, OperatorError):
             return *_pack(str(error), RuntimeError(str(error)), plain=True), ""
         text = self._text(error, repr(error))

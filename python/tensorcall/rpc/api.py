@@ -19,12 +19,14 @@ from typing import Any, TypeVar
 import torch.futures
 from typing_extensions import ParamSpec
 
-from . import _agent, _call, _fork
+from . import _agent, _call, _fork, _rref
+from ._agent import TensorPipeAgent
 from ._agent import enable_gil_profiling as enable_gil_profiling
 from ._futures import Future
 from ._gather import AllGatherStates as AllGatherStates
 from ._gather import Round
-from ._rref import MISSING, PyRRef, RRef, debug_info
+from ._rref import PyRRef as PyRRef
+from ._rref import RRef
 from ._scripts import eager_only
 from ._worker import WorkerInfo
 from .constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
@@ -38,6 +40,8 @@ R = TypeVar("R")
 logger = logging.getLogger("tensorcall")
 
 _ignore_rref_leak = True
+_DELETING_LIMIT = 100.0
+"""Seconds that a shutdown waits for references to be given back, as with torch."""
 _default_pickler: Any = _internal_rpc_pickler
 _thread_local_var = threading.local()
 
@@ -87,7 +91,7 @@ def _set_rpc_timeout(rpcTimeoutSeconds: float) -> None:
 
 def _rref_context_get_debug_info() -> dict[str, str]:
     """Counts of references that this worker has."""
-    return debug_info()
+    return _rref.debug_info()
 
 
 @_require_initialized
@@ -171,9 +175,34 @@ def remote(
     args: Any = None,
     kwargs: dict[str, Any] | None = None,
     timeout: float = UNSET_RPC_TIMEOUT,
-) -> PyRRef:
-    """Run a function on worker `to` and leave the result there; not implemented yet."""
-    raise RuntimeError(MISSING.format("remote"))
+) -> RRef[Any]:
+    """Run ``func(*args, **kwargs)`` on worker `to` and return at once with a reference to its result.
+
+    The result stays on `to` as long as there are references to it. What the function raises is raised
+    by those who ask for the value.
+
+    Args:
+        to: the worker, by name, rank or ``WorkerInfo``.
+        func: as for :func:`rpc_sync`.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        timeout: seconds in which the value must be there; when they have passed the reference is of no
+            use. 0 means no limit. Defaults to the agent's timeout.
+
+    Raises:
+        Exception: the arguments cannot be sent. What goes wrong later is raised when the value is used.
+    """
+    return _rref.remote(_agent._current, to, func, args, kwargs, timeout, _default_pickler)
+
+
+def _rref_typeof_on_owner(rref: PyRRef) -> type:
+    """Runs on the owner: the class of a value."""
+    return type(rref.local_value())
+
+
+def _rref_backward_on_owner(rref: PyRRef, dist_autograd_ctx_id: int, retain_graph: bool) -> None:
+    """Runs on the owner: a backward pass from a value."""
+    rref.backward(dist_autograd_ctx_id, retain_graph)
 
 
 @contextlib.contextmanager
@@ -322,6 +351,7 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
     end = time.monotonic() + timeout
     try:
         if graceful and not getattr(agent, "is_static_group", True):
+            agent._native.delete_rrefs(timeout or _DELETING_LIMIT, others=False)
             _dynamic.leave(agent, timeout)
             agent.join(shutdown=True, timeout=max(end - time.monotonic(), 0.001) if timeout else 0)
         elif graceful:
@@ -332,12 +362,29 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
         _finalize_shutdown(agent)
 
 
-def _delete_all_user_and_unforked_owner_rrefs() -> None:
-    """Give back all references; there are none yet."""
+def _delete_all_user_and_unforked_owner_rrefs(timeout: float = _DELETING_LIMIT) -> None:
+    """Delete all references of this worker, then wait for those that others have to its values.
+
+    Args:
+        timeout: seconds after which what is left is left; 0 means no limit.
+    """
+    agent = _agent.current()
+    if isinstance(agent, TensorPipeAgent) and not agent._native.delete_rrefs(timeout):
+        logger.warning("references were not all deleted in %g s", timeout)
 
 
 def _destroy_rref_context(ignore_leak: bool) -> None:
-    """Check that no reference is left; there are none yet."""
+    """Look for references that others still have to values of this worker.
+
+    Raises:
+        RuntimeError: there are some, and `ignore_leak` is false.
+    """
+    agent = _agent.current()
+    report = _rref.leak_report(agent) if isinstance(agent, TensorPipeAgent) else None
+    if report is not None:
+        if not ignore_leak:
+            raise RuntimeError(report)
+        logger.info("%s", report)
 
 
 def _finalize_shutdown(agent: Any) -> None:

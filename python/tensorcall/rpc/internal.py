@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .. import _tensorcall
 from . import _fork, _layouts, _out_of_band
 
 __all__ = ["PythonUDF", "RPCExecMode", "RemoteException", "deserialize", "serialize"]
@@ -52,11 +53,20 @@ class RemoteException(NamedTuple):
     exception_type: type[BaseException]
 
 
+_Rrefs = dict[int, tuple[int, _tensorcall.RRef]]
+"""References by their `id`, each with its place in the table of its message."""
+
+
 class _Tables(threading.local):
-    """The tensor tables that this thread is filling and reading; ``None`` outside of pickling."""
+    """The tables that this thread is filling and reading; ``None`` outside of pickling.
+
+    Those of tensors belong to one pickle, those of references to a whole message.
+    """
 
     sending: list[torch.Tensor] | None = None
     receiving: Sequence[torch.Tensor] | None = None
+    sending_rrefs: _Rrefs | None = None
+    receiving_rrefs: Sequence[_tensorcall.RRef] | None = None
 
 
 _tables = _Tables()
@@ -170,6 +180,55 @@ _internal_rpc_pickler = _InternalRPCPickler()
 @_fork.in_child
 def _have_a_free_lock() -> None:
     _internal_rpc_pickler._lock = threading.Lock()
+
+
+def pack(pickler: Any, obj: Any, **options: Any) -> tuple[bytes, list[torch.Tensor], list[_tensorcall.RRef]]:
+    """What a message with `obj` consists of: bytes, tensors and references."""
+    with collecting_rrefs() as rrefs:
+        payload, tensors = pickler.serialize(obj, **options)
+    return payload, tensors, [rref for _, rref in rrefs.values()]
+
+
+class collecting_rrefs:
+    """What is pickled in this block is for one message, whose references it collects, by their ids."""
+
+    def __enter__(self) -> _Rrefs:
+        self._outer = _tables.sending_rrefs
+        rrefs: _Rrefs = {}
+        _tables.sending_rrefs = rrefs
+        return rrefs
+
+    def __exit__(self, *exception: object) -> None:
+        _tables.sending_rrefs = self._outer
+
+
+def unpack(
+    payload: bytes, tensors: Sequence[torch.Tensor], rrefs: Sequence[_tensorcall.RRef], read: Any = None
+) -> Any:
+    """The object that :func:`pack` was given. `read`, by default :func:`deserialize`, reads the pickle."""
+    outer = _tables.receiving_rrefs
+    _tables.receiving_rrefs = rrefs
+    try:
+        return (read or deserialize)(payload, tensors)
+    finally:
+        _tables.receiving_rrefs = outer
+
+
+def place_of_rref(rref: _tensorcall.RRef) -> int | None:
+    """A reference's index in the table of the message that is being made; ``None`` if there is none."""
+    table = _tables.sending_rrefs
+    if table is None or _tables.sending is None:
+        return None
+    place, _ = table.setdefault(id(rref), (len(table), rref))
+    return place
+
+
+def rref_at(index: int) -> _tensorcall.RRef:
+    """The reference of that index in the message that is being read."""
+    table = _tables.receiving_rrefs
+    if table is None:
+        raise pickle.UnpicklingError("an RRef of an RPC message can only be unpickled by the RPC pickler")
+    return table[index]
 
 
 def serialize(obj: Any) -> tuple[bytes, list[torch.Tensor]]:

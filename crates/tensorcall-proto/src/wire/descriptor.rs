@@ -12,6 +12,7 @@ use super::frame::Priority;
 use super::limits::Limits;
 use super::message::Message;
 use super::tensor::{BufferDesc, Place, TensorDesc};
+use crate::rref::RRefDesc;
 
 /// A message without its bytes: enough to check it and to allocate.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -24,6 +25,8 @@ pub struct Descriptor {
     pub buffers: Vec<BufferDesc>,
     /// The tensors, in the order in which the payload numbers them.
     pub tensors: Vec<TensorDesc>,
+    /// The references that the sender shares, in the order in which the payload numbers them.
+    pub rrefs: Vec<RRefDesc>,
 }
 
 impl Descriptor {
@@ -34,7 +37,7 @@ impl Descriptor {
 
     /// A message whose body is a payload alone.
     pub const fn with_payload(message: Message, payload_len: u64) -> Self {
-        Self { message, payload_len, buffers: Vec::new(), tensors: Vec::new() }
+        Self { message, payload_len, buffers: Vec::new(), tensors: Vec::new(), rrefs: Vec::new() }
     }
 
     /// Appends the encoded descriptor to `out`.
@@ -45,8 +48,8 @@ impl Descriptor {
 
     /// The encoded descriptor.
     pub fn encode(&self) -> Vec<u8> {
-        let per_tensor = 32 * self.tensors.len() + 8 * self.buffers.len();
-        let mut out = Vec::with_capacity(48 + per_tensor);
+        let tables = 32 * self.tensors.len() + 8 * self.buffers.len() + 48 * self.rrefs.len();
+        let mut out = Vec::with_capacity(48 + tables);
         self.encode_into(&mut out);
         out
     }
@@ -67,6 +70,7 @@ impl Descriptor {
             payload_len: parts.take("payload length")?,
             buffers: parts.table("buffers", limits.max_tensors)?,
             tensors: parts.table("tensors", limits.max_tensors)?,
+            rrefs: parts.table("references", limits.max_rrefs)?,
         };
         if !parts.rest.is_empty() {
             return Err(WireError::Trailing { what: "descriptor", len: parts.rest.len() });
@@ -83,6 +87,7 @@ impl Descriptor {
         for (what, count) in [("buffers", self.buffers.len()), ("tensors", self.tensors.len())] {
             within(what, count as u64, limits.max_tensors)?;
         }
+        within("references", self.rrefs.len() as u64, limits.max_rrefs)?;
         if let Some(slot) = self.message.slot() {
             within("function slots", u64::from(slot) + 1, limits.max_functions)?;
         }
@@ -91,7 +96,8 @@ impl Descriptor {
     }
 
     fn check_buffers(&self, limits: &Limits) -> Result<(), WireError> {
-        let has_body = self.payload_len > 0 || !self.buffers.is_empty() || !self.tensors.is_empty();
+        let has_body = self.payload_len > 0
+            || !(self.buffers.is_empty() && self.tensors.is_empty() && self.rrefs.is_empty());
         if has_body && !self.message.may_have_body() {
             return Err(WireError::UnexpectedBody);
         }
@@ -181,7 +187,8 @@ impl Flavor for Append<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::MessageId;
+    use crate::ids::{ForkId, Incarnation, Life, MessageId, RRefId, Rank};
+    use crate::rref::RRefMessage;
     use crate::wire::message::{
         Call, Encoding, FailureKind, FunctionRef, GoodbyeReason, Outcome, Phase, Reply,
     };
@@ -195,10 +202,17 @@ mod tests {
             timeout_us: Some(60_000_000),
             nested: false,
             autograd: None,
+            creates: None,
         })
     }
 
-    /// A call with two tensors that share the first of two buffers.
+    fn rref(local: u64) -> RRefDesc {
+        let life = |rank| Life { rank: Rank::new(rank).unwrap(), incarnation: Incarnation::new(u64::MAX) };
+        let (rref, fork) = (RRefId::new(life(1), local), ForkId::new(life(2), local + 1));
+        RRefDesc { rref, owner: life(0), fork }
+    }
+
+    /// A call with a reference, and two tensors that share the first of two buffers.
     fn sample() -> Descriptor {
         Descriptor {
             message: call(FunctionRef::Name("f".into())),
@@ -213,6 +227,7 @@ mod tests {
                 },
                 TensorDesc::contiguous(DType::Int64, vec![2], 1),
             ],
+            rrefs: vec![rref(1)],
         }
     }
 
@@ -271,8 +286,13 @@ mod tests {
         let result = Descriptor::decode(&sample().encode(), &limits);
         assert_eq!(result, Err(WireError::TooMany { what: "tensors", count: 3, limit: 2 }));
 
+        let limits = Limits { max_rrefs: 1, ..Limits::default() };
+        let two = Descriptor { rrefs: vec![rref(1), rref(2)], ..sample() };
+        let result = Descriptor::decode(&two.encode(), &limits);
+        assert_eq!(result, Err(WireError::TooMany { what: "references", count: 2, limit: 1 }));
+
         let mut bytes = Descriptor::plain(call(FunctionRef::InPayload)).encode();
-        bytes.truncate(bytes.len() - 2);
+        bytes.truncate(bytes.len() - 3);
         bytes.extend([0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1]);
         let result = Descriptor::decode(&bytes, &Limits::default());
         assert_eq!(result, Err(WireError::TooMany { what: "buffers", count: u64::MAX, limit: 65_536 }));
@@ -281,12 +301,15 @@ mod tests {
     #[test]
     fn tables_longer_than_the_bytes_left_are_refused_by_their_count() {
         let mut bytes = Descriptor::plain(call(FunctionRef::InPayload)).encode();
-        bytes.truncate(bytes.len() - 1);
+        bytes.truncate(bytes.len() - 2);
         bytes.extend([0xff, 0x7f, 0, 0]);
-
         let result = Descriptor::decode(&bytes, &Limits::default());
-
         assert_eq!(result, Err(WireError::Malformed { part: "tensors" }));
+
+        bytes.truncate(bytes.len() - 4);
+        bytes.extend([0, 0xff, 0x7f, 0, 0]);
+        let result = Descriptor::decode(&bytes, &Limits::default());
+        assert_eq!(result, Err(WireError::Malformed { part: "references" }));
     }
 
     #[test]
@@ -349,11 +372,14 @@ mod tests {
             Message::Cancel { id },
             Message::Progress { id, phase: Phase::Running },
             Message::Goodbye { reason: GoodbyeReason::Forced },
+            Message::RRef(RRefMessage::Rescind { fork: rref(1).fork }),
             Message::Reply(Reply { id, outcome }),
         ] {
             assert!(decode(&Descriptor::plain(message.clone())).is_ok());
-            let with_body = Descriptor::with_payload(message, 1);
-            assert_eq!(decode(&with_body), Err(WireError::UnexpectedBody), "{with_body:?}");
+            let with_payload = Descriptor::with_payload(message.clone(), 1);
+            assert_eq!(decode(&with_payload), Err(WireError::UnexpectedBody), "{with_payload:?}");
+            let with_rref = Descriptor { rrefs: vec![rref(1)], ..Descriptor::plain(message) };
+            assert_eq!(decode(&with_rref), Err(WireError::UnexpectedBody), "{with_rref:?}");
         }
     }
 
@@ -361,6 +387,6 @@ mod tests {
     fn small_call_has_a_small_descriptor() {
         let descriptor = Descriptor::with_payload(call(FunctionRef::Slot(3)), 20);
 
-        assert!(descriptor.encode().len() <= 16, "{} bytes", descriptor.encode().len());
+        assert!(descriptor.encode().len() <= 17, "{} bytes", descriptor.encode().len());
     }
 }

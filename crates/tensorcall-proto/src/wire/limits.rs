@@ -12,6 +12,8 @@ pub struct Limits {
     pub max_message: u64,
     /// Tensors of one message, and also its buffers. Default 65 536.
     pub max_tensors: u32,
+    /// References of one message. Default 65 536.
+    pub max_rrefs: u32,
     /// How deep containers of a [`Value`](super::value::Value) may nest. Default 64.
     pub max_depth: u16,
     /// Messages of one connection and direction that may be under way at once. Default 64.
@@ -32,6 +34,7 @@ impl Default for Limits {
             max_control: 1 << 20,
             max_message: 64 << 30,
             max_tensors: 1 << 16,
+            max_rrefs: 1 << 16,
             max_depth: 64,
             max_open_streams: 64,
             max_items: 10_000_000,

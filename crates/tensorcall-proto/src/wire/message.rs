@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 
 pub use super::descriptor::Descriptor;
 use super::frame::Priority;
-use crate::ids::MessageId;
+use crate::ids::{MessageId, RRefId};
+use crate::rref::{NewRRef, RRefMessage};
 use crate::termination::TerminationMessage;
 
 /// Bodies larger than this are sent at [`Priority::Bulk`], so that others may overtake them.
@@ -38,6 +39,8 @@ pub enum Message {
         /// Why.
         reason: GoodbyeReason,
     },
+    /// Part of counting who refers to a value (RREF-1).
+    RRef(RRefMessage),
 }
 
 impl Message {
@@ -48,18 +51,22 @@ impl Message {
             Self::Call(_) | Self::Reply(_) => Priority::Normal,
             // The last message: it overtakes nothing.
             Self::Goodbye { .. } => Priority::Bulk,
-            Self::Cancel { .. } | Self::Progress { .. } | Self::Termination(_) => Priority::Control,
+            Self::Cancel { .. } | Self::Progress { .. } | Self::Termination(_) | Self::RRef(_) => {
+                Priority::Control
+            }
         }
     }
 
-    /// Whether this message can have a payload and tensors.
+    /// Whether this message can have a payload, tensors and references.
     pub fn may_have_body(&self) -> bool {
         match self {
             Self::Call(_) => true,
             Self::Reply(reply) => !matches!(reply.outcome, Outcome::Failed { .. }),
-            Self::Cancel { .. } | Self::Progress { .. } | Self::Termination(_) | Self::Goodbye { .. } => {
-                false
-            }
+            Self::Cancel { .. }
+            | Self::Progress { .. }
+            | Self::Termination(_)
+            | Self::Goodbye { .. }
+            | Self::RRef(_) => false,
         }
     }
 
@@ -90,6 +97,9 @@ pub struct Call {
     pub nested: bool,
     /// The autograd context this call belongs to. Reserved: `None` in version 0.
     pub autograd: Option<AutogradRef>,
+    /// What to keep the result as. The reply then says how the function ended, and has an empty payload
+    /// unless it raised.
+    pub creates: Option<NewRRef>,
 }
 
 /// Names the function of a [`Call`].
@@ -112,6 +122,8 @@ pub enum FunctionRef {
     },
     /// The function that this slot was defined as.
     Slot(u32),
+    /// None: the value of this reference, which the receiver owns. Answered when it is there.
+    Fetch(RRefId),
 }
 
 /// How a payload is written.
@@ -211,6 +223,7 @@ pub enum GoodbyeReason {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ids::{ForkId, Incarnation, Life, Rank};
 
     #[test]
     fn priority_follows_kind_and_size() {
@@ -219,6 +232,8 @@ mod tests {
 
         assert_eq!(Message::Cancel { id }.priority(0), Priority::Control);
         assert_eq!(Message::Goodbye { reason: GoodbyeReason::Forced }.priority(0), Priority::Bulk);
+        let fork = ForkId::new(Life { rank: Rank::MAX, incarnation: Incarnation::new(1) }, 1);
+        assert_eq!(Message::RRef(RRefMessage::Delete { fork }).priority(0), Priority::Control);
         assert_eq!(reply.priority(BULK_BYTES), Priority::Normal);
         assert_eq!(reply.priority(BULK_BYTES + 1), Priority::Bulk);
     }

@@ -20,6 +20,7 @@ pub mod message;
 pub mod tensor;
 pub mod value;
 
+pub use crate::rref::{NewRRef, RRefDesc, RRefMessage};
 pub use descriptor::Descriptor;
 pub use error::WireError;
 pub use frame::{FrameHeader, FrameKind, HEADER_LEN, Priority, VERSION};

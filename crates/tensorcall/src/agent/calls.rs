@@ -13,7 +13,8 @@ use super::{Inner, LinkEntry, pool};
 use crate::body::Body;
 use crate::clock::now;
 use crate::error::{Error, Result};
-use crate::future::{RpcFuture, promise};
+use crate::future::{Response, RpcFuture, promise};
+use crate::rref::RRef;
 use crate::transport::{Address, Events, Outbound, Transport};
 
 /// A call to be made.
@@ -31,6 +32,9 @@ pub struct Request {
     pub timeout: Option<Duration>,
     /// When that time is over, if it began before this call is made; else it begins then.
     pub deadline: Option<Instant>,
+    /// The reference that the result is for, from [`Agent::new_rref`](super::Agent::new_rref): the result
+    /// stays with the callee.
+    pub creates: Option<RRef>,
 }
 
 impl Request {
@@ -53,7 +57,7 @@ pub enum CallError {
 }
 
 impl Inner {
-    pub(super) fn call(&self, to: Rank, request: Request) -> Result<RpcFuture, CallError> {
+    pub(super) fn call(&self, to: Rank, mut request: Request) -> Result<RpcFuture, CallError> {
         let peer = self.peer(to).map_err(CallError::Failed)?;
         let start = now();
         let deadline = request.deadline.or(request.timeout.map(|timeout| start + timeout));
@@ -61,30 +65,52 @@ impl Inner {
         let bytes = request.body.len();
         let text = match &request.function {
             FunctionRef::Name(name) | FunctionRef::Define { name, .. } => name.len(),
-            FunctionRef::InPayload | FunctionRef::Slot(_) => 0,
+            FunctionRef::InPayload | FunctionRef::Slot(_) | FunctionRef::Fetch(_) => 0,
         };
         if let Err(error) = request.body.check(text, &self.config.limits) {
             let text = format!("the call of {} on worker '{}': {error}", request.label, peer.name());
             return Err(CallError::Failed(Error::usage(text)));
         }
+        if let Some(rref) = &request.creates
+            && !(rref.is_of(&self.this) && rref.owner() == peer.life())
+        {
+            let text = format!("{rref} was not made for a call to worker '{}'", peer.name());
+            return Err(CallError::Failed(Error::usage(text)));
+        }
+        // Before the message exists, so that whatever becomes of it, the forks in it are known of.
+        let forks = self.fork_all(&request.body.rrefs, peer.life()).map_err(CallError::Failed)?;
+        let fetches = matches!(request.function, FunctionRef::Fetch(_));
         let (promise, future) = promise();
         let mut state = peer.state.lock();
-        if self.is_closed() {
-            return Err(CallError::Failed(Error::shutting_down()));
-        }
-        if let Some(gone) = &state.gone {
-            return Err(CallError::Failed(peer.error(gone, &request.label, Phase::Queued)));
+        let refusal = if self.is_closed() {
+            Some(Error::shutting_down())
+        } else {
+            state.gone.as_ref().map(|gone| peer.error(gone, &request.label, Phase::Queued))
+        };
+        if let Some(error) = refusal {
+            drop(state);
+            self.forks_unsent(&forks);
+            return Err(CallError::Failed(error));
         }
         let ticket = Ticket {
             promise,
             function: Arc::clone(&request.label),
             timeout: request.timeout.unwrap_or_default(),
+            rref: request.creates.clone(),
+            fetches,
         };
-        let Ok(id) = state.calls.try_start(deadline, bytes, nested, ticket) else {
+        // References are never held back.
+        let passes = nested || fetches;
+        let Ok(id) = state.calls.try_start(deadline, bytes, passes, ticket) else {
+            drop(state);
+            self.forks_unsent(&forks);
             return Err(CallError::Full(Box::new(request)));
         };
-        future.is_of(id, state.calls.len() == 1);
+        let creates = request.creates.as_ref().map(|rref| self.begin_creation(rref));
+        // The call that makes the value does not come between a fetch and its answer.
+        future.is_of(id, state.calls.len() <= 1 + usize::from(fetches));
         let keep_alive = *state.keep_alive_at.get_or_insert(start + self.config.keepalive);
+        let _handles = std::mem::take(&mut request.body.rrefs);
         let message = Outbound {
             message: Message::Call(Call {
                 id,
@@ -93,8 +119,10 @@ impl Inner {
                 timeout_us: deadline.map(|deadline| micros(deadline.saturating_duration_since(start))),
                 nested,
                 autograd: None,
+                creates,
             }),
             body: request.body,
+            rrefs: forks,
             id: Some(id),
         };
         let fault = self.fault_line.as_ref().and_then(|line| line.of_call(&message, &request.label));
@@ -133,12 +161,14 @@ impl Inner {
     ) -> bool {
         let lane = self.lane(peer, &message);
         match &mut state.ways[lane as usize] {
-            Way::Link { handle, .. } => {
+            Way::Link { id, handle } => {
                 let handle = Arc::clone(handle);
+                self.forks_take(*id, &message.rrefs);
                 drop(state);
                 handle.send(message)
             }
-            Way::Opening { backlog, .. } => {
+            Way::Opening { id, backlog } => {
+                self.forks_take(*id, &message.rrefs);
                 backlog.push(message);
                 false
             }
@@ -182,6 +212,9 @@ impl Inner {
         backlog: Vec<Outbound>,
     ) {
         let link = self.next_link();
+        for message in &backlog {
+            self.forks_take(link, &message.rrefs);
+        }
         state.ways[lane as usize] = Way::Opening { id: link, backlog };
         drop(state);
         self.links.lock().insert(link, LinkEntry::Outgoing(Arc::clone(peer)));
@@ -222,12 +255,21 @@ impl Inner {
     }
 
     /// Completes a call, in sight of the waves (see [`shutdown`]).
-    pub(super) fn complete(&self, take: impl FnOnce() -> Option<(Ticket, Result<crate::future::Response>)>) {
+    pub(super) fn complete(&self, take: impl FnOnce() -> Option<(Ticket, Result<Response>)>) {
         self.completing.fetch_add(1, Ordering::SeqCst);
         if let Some((ticket, outcome)) = take() {
-            ticket.promise.complete(outcome);
+            self.settle(ticket, outcome);
         }
         self.completing.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Tells whom it concerns that a call has its outcome. Call without holding a lock.
+    pub(super) fn settle(&self, ticket: Ticket, outcome: Result<Response>) {
+        let Ticket { promise, rref, .. } = ticket;
+        if let Some(rref) = rref {
+            self.end_creation(&rref, &outcome);
+        }
+        promise.complete(outcome);
     }
 }
 

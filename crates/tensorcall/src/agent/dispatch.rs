@@ -8,12 +8,13 @@ use tensorcall_proto::ids::{Identity, MessageId, Rank};
 use tensorcall_proto::wire::message::{FailureKind, Message, Outcome, Phase, Reply};
 
 use super::peers::{Gone, Peer, PeerState, Ticket, Way};
+use super::serve::CallerLink;
 use super::{Inner, LinkEntry};
 use crate::body::Received;
 use crate::clock::now;
 use crate::error::Error;
 use crate::future::Response;
-use crate::transport::{Closed, Events, Link, LinkId};
+use crate::transport::{Closed, Events, Inbound, Link, LinkId, Outbound};
 
 impl Events for Inner {
     fn next_link(&self) -> LinkId {
@@ -33,12 +34,18 @@ impl Events for Inner {
         tracing::debug!(link = link.0, "link open");
     }
 
-    fn received(&self, link: LinkId, message: Message, body: Received) {
-        let entry = self.links.lock().get(&link).cloned();
+    fn received(&self, link: LinkId, message: Inbound) {
+        let Some(entry) = self.links.lock().get(&link).cloned() else { return };
+        let Inbound { message, mut body, rrefs } = message;
+        if !rrefs.is_empty() {
+            // Whatever becomes of the message, these are references of this worker from now on.
+            body.rrefs = self.receive_rrefs(entry.life(), rrefs);
+        }
         match entry {
-            Some(LinkEntry::Outgoing(peer)) => self.received_answer(&peer, message, body),
-            Some(LinkEntry::Accepted(peer, handle)) => self.received_request(peer, handle, message, body),
-            None => {}
+            LinkEntry::Outgoing(peer) => self.received_answer(&peer, message, body),
+            LinkEntry::Accepted(peer, handle) => {
+                self.received_request(peer, CallerLink { id: link, handle }, message, body);
+            }
         }
     }
 
@@ -54,6 +61,8 @@ impl Events for Inner {
         match entry {
             Some(LinkEntry::Outgoing(peer)) => self.way_closed(&peer, link, why),
             Some(LinkEntry::Accepted(identity, _)) => {
+                self.drop_fetches_on(link);
+                self.rref_link_broken(identity.life(), link);
                 match self.peer_in_life(&identity) {
                     // The process may be dead, or only this connection: finding a way to it tells.
                     Some(peer) if !self.is_closed() => self.reach(&peer),
@@ -75,6 +84,7 @@ impl Events for Inner {
         }
         self.tick_faults(now);
         self.tick_requests(now);
+        self.tick_rrefs(now);
         self.tick_group(now);
     }
 }
@@ -92,6 +102,7 @@ impl Inner {
             Message::Reply(reply) => self.received_reply(peer, reply, body),
             Message::Progress { id, phase } => peer.state.lock().calls.set_phase(id, phase),
             Message::Termination(message) => self.group_message(&peer.info.identity, message),
+            Message::RRef(message) => self.rref_message(peer.life(), message, None),
             Message::Goodbye { .. } => self.peer_left(peer, true),
             Message::Call(_) | Message::Cancel { .. } => {
                 tracing::warn!(peer = %peer.info.identity, kind = "request", "request on a link of ours ignored");
@@ -100,15 +111,16 @@ impl Inner {
     }
 
     /// A message on a link that a peer calls on.
-    fn received_request(&self, peer: Identity, link: Arc<dyn Link>, message: Message, body: Received) {
+    fn received_request(&self, peer: Identity, link: CallerLink, message: Message, body: Received) {
         match message {
             Message::Call(call) => {
                 if let Some(agent) = self.this.upgrade() {
                     agent.admit(peer, link, call, body);
                 }
             }
-            Message::Cancel { id } => self.cancel_request(&peer, &*link, id),
+            Message::Cancel { id } => self.cancel_request(&peer, &*link.handle, id),
             Message::Termination(message) => self.group_message(&peer, message),
+            Message::RRef(message) => self.rref_message(peer.life(), message, Some(&link)),
             Message::Goodbye { .. } => {
                 if let Some(peer) = self.peer_in_life(&peer) {
                     self.peer_left(&peer, false);
@@ -122,7 +134,14 @@ impl Inner {
 
     fn received_reply(&self, peer: &Arc<Peer>, reply: Reply, body: Received) {
         self.complete(|| {
-            let Some(ticket) = peer.state.lock().calls.finish(reply.id) else {
+            let mut state = peer.state.lock();
+            let finished = state.calls.finish(reply.id);
+            let given_up = state.given_up.remove(&reply.id);
+            drop(state);
+            if let Some(fork) = given_up {
+                self.late_creation(fork, peer.life());
+            }
+            let Some(ticket) = finished else {
                 tracing::debug!(peer = %peer.info.identity, message_id = %reply.id, kind = "reply", "late reply dropped");
                 return None;
             };
@@ -155,12 +174,19 @@ impl Inner {
         }
         let known = state.gone.is_some();
         drop(state);
+        // Those that went by another link may wait there for a value that this one was to bring.
+        let waiting = failed.iter().filter(|(_, ticket, _)| ticket.fetches).map(|(id, ..)| *id);
+        let waiting: Vec<_> = if known { Vec::new() } else { waiting.collect() };
         self.fail(peer, failed, &gone);
         if lost {
             tracing::info!(peer = %peer.info.identity, ?gone, "peer lost");
             self.peer_gone(peer, false);
         } else if !known && !self.is_closed() {
+            self.rref_link_broken(peer.life(), link);
             self.reach_again(peer);
+            for id in waiting {
+                self.post(peer, Outbound::plain(Message::Cancel { id }));
+            }
         }
         self.became_idle();
     }
@@ -189,11 +215,16 @@ impl Inner {
     /// Takes all calls to a peer, in sight of the waves until [`fail`](Self::fail) has completed them.
     fn take_all(&self, state: &mut PeerState) -> Vec<(MessageId, Ticket, Phase)> {
         self.completing.fetch_add(1, Ordering::SeqCst);
+        state.given_up.clear();
         state.calls.fail_all()
     }
 
     fn fail(&self, peer: &Peer, calls: Vec<(MessageId, Ticket, Phase)>, gone: &Gone) {
-        peer.fail(calls, gone);
+        for (_, ticket, phase) in calls {
+            let error = peer.error(gone, &ticket.function, phase);
+            self.settle(ticket, Err(error));
+        }
+        peer.room.notify_all();
         self.completing.fetch_sub(1, Ordering::SeqCst);
     }
 
@@ -221,11 +252,13 @@ impl Inner {
         }
         self.fail(peer, failed, &gone);
         self.drop_requests_of(&peer.info.identity);
+        self.rref_lost(peer.life());
     }
 
     /// What a peer asked for is no longer wanted, and waves do without it.
     fn peer_gone(&self, peer: &Peer, left: bool) {
         self.drop_requests_of(&peer.info.identity);
+        if left { self.rref_left(peer.life()) } else { self.rref_lost(peer.life()) }
         self.group_gone(peer.rank(), left);
     }
 
@@ -234,6 +267,8 @@ impl Inner {
         self.cancels.tell_all_of(peer.rank, peer.incarnation);
         if !dropped.is_empty() {
             tracing::info!(%peer, count = dropped.len(), "requests dropped");
+            let keys: Vec<_> = dropped.into_iter().map(|(key, ())| key).collect();
+            self.forget_held(&keys);
         }
     }
 
@@ -241,6 +276,9 @@ impl Inner {
     fn tick_peer(&self, peer: &Arc<Peer>, now: Instant) {
         let mut state = peer.state.lock();
         let expired = state.calls.expire(now);
+        for call in &expired {
+            state.gives_up(call.id, &call.token);
+        }
         let mut check = Vec::new();
         if state.keep_alive_at.is_some_and(|at| at <= now) {
             let expects = state.calls.unanswered() > 0 || self.group.is_waiting();

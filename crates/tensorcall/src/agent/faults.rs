@@ -72,9 +72,15 @@ impl Inner {
     pub(super) fn hurt_call(&self, peer: &Arc<Peer>, id: MessageId, message: Outbound, fault: Fault) {
         match fault {
             Fault::Delay(delay) => {
-                self.hold(Held { until: now() + delay, peer: Arc::clone(peer), message, attempts: None });
+                self.hold_back(Held {
+                    until: now() + delay,
+                    peer: Arc::clone(peer),
+                    message,
+                    attempts: None,
+                });
             }
             Fault::Fail(text) => {
+                self.forks_unsent(&message.rrefs);
                 self.complete(|| {
                     let ticket = peer.state.lock().calls.finish(id)?;
                     Some((ticket, Err(Error::new(ErrorKind::Io, text))))
@@ -95,11 +101,11 @@ impl Inner {
                 (AGAIN, Some(attempts + 1))
             }
         };
-        self.hold(Held { until: now() + pause, peer: Arc::clone(peer), message, attempts });
+        self.hold_back(Held { until: now() + pause, peer: Arc::clone(peer), message, attempts });
         None
     }
 
-    fn hold(&self, held: Held) {
+    fn hold_back(&self, held: Held) {
         let until = held.until;
         if let Some(line) = &self.fault_line {
             line.held.lock().push(held);

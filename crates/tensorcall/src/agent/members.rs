@@ -6,7 +6,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use tensorcall_proto::ids::{Identity, Incarnation, Rank, WorkerName};
+use tensorcall_proto::ids::{Identity, Incarnation, Life, Rank, WorkerName};
 use tensorcall_proto::in_flight::Window;
 
 use super::peers::{Peer, PeerInfo};
@@ -128,6 +128,11 @@ impl Members {
                     && !table.former.contains(&(identity.rank, identity.incarnation))
             }
         }
+    }
+
+    /// Whether this life of a worker, which is no member, may become one.
+    pub(crate) fn may_come(&self, life: Life) -> bool {
+        self.kind == GroupKind::Dynamic && !self.table.lock().former.contains(&(life.rank, life.incarnation))
     }
 
     pub(crate) fn all(&self) -> Vec<Arc<Peer>> {

@@ -9,10 +9,11 @@
 //! - `faults.rs`: what tests let happen to messages on their way out
 //! - `pool.rs`: threads that run functions
 //! - `serve.rs`: a request on its way through the pool and back
+//! - `rrefs/`: references: who owns, holds and shares what, and requests that wait for them
 //! - `shutdown.rs`: agreeing that the group is quiet, and closing
 //!
 //! Locks are held for moments and never while calling out (LOCK-1). The order, where two are held, is
-//! a peer's state before the table of links.
+//! a peer's state before the table of links or that of references.
 
 mod calls;
 mod cancels;
@@ -21,6 +22,7 @@ mod faults;
 mod members;
 mod peers;
 mod pool;
+mod rrefs;
 mod serve;
 mod shutdown;
 
@@ -29,8 +31,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
-use crate::sync::Mutex;
-use tensorcall_proto::ids::{Identity, Incarnation, MessageId, Rank, WorkerName};
+use tensorcall_proto::ids::{Identity, Incarnation, Life, MessageId, Rank, WorkerName};
 use tensorcall_proto::in_flight::Window;
 use tensorcall_proto::serving::Serving;
 use tensorcall_proto::wire::message::{Message, Phase};
@@ -44,6 +45,9 @@ use self::peers::Peer;
 pub use self::peers::PeerInfo;
 pub use self::pool::ThreadHook;
 use self::pool::{Pool, PoolConfig};
+use self::rrefs::RRefs;
+pub(crate) use self::rrefs::Release;
+pub use self::rrefs::{Leak, RRefCounts};
 pub use self::serve::{Handler, InboundCall, Responder};
 use self::shutdown::Group;
 use crate::buffer::BufferPool;
@@ -52,6 +56,7 @@ use crate::config::AgentConfig;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fork::Home;
 use crate::future::RpcFuture;
+use crate::sync::Mutex;
 use crate::transport::alarm::Alarm;
 use crate::transport::memory::{Hub, MemoryTransport};
 use crate::transport::reactor::{Credentials, Reactor};
@@ -104,6 +109,8 @@ pub(crate) struct Inner {
     /// This very object, for requests that outlive a borrow.
     this: Weak<Self>,
     home: Home,
+    /// What the handles of this agent have in common.
+    end: OnceLock<Weak<EndOnDrop>>,
     me: Identity,
     config: AgentConfig,
     handler: Arc<dyn Handler>,
@@ -115,6 +122,7 @@ pub(crate) struct Inner {
     cancels: Cancels,
     /// When slow requests are looked for next; `None` while there are no requests.
     look_at: Mutex<Option<Instant>>,
+    rrefs: RRefs,
     group: Group,
     transports: OnceLock<Transports>,
     /// When [`Events::tick`] has something to do.
@@ -139,6 +147,16 @@ enum LinkEntry {
     Outgoing(Arc<Peer>),
     /// The peer calls on it.
     Accepted(Identity, Arc<dyn Link>),
+}
+
+impl LinkEntry {
+    /// Who is at the other end.
+    fn life(&self) -> Life {
+        match self {
+            Self::Outgoing(peer) => peer.life(),
+            Self::Accepted(peer, _) => peer.life(),
+        }
+    }
 }
 
 impl Agent {
@@ -192,6 +210,7 @@ impl Agent {
         let inner = Arc::new_cyclic(|this| Inner {
             this: this.clone(),
             home: Home::here(),
+            end: OnceLock::new(),
             me: me.clone(),
             config,
             handler,
@@ -202,6 +221,7 @@ impl Agent {
             serving: Mutex::new(Serving::new()),
             cancels: Cancels::default(),
             look_at: Mutex::default(),
+            rrefs: RRefs::new(me.life()),
             group: Group::default(),
             transports: OnceLock::new(),
             alarm: Arc::clone(&alarm),
@@ -216,7 +236,9 @@ impl Agent {
         if inner.transports.set(Transports { memory, reactor }).is_err() {
             return Err(Error::usage("an agent is started once"));
         }
-        Ok(Self { _end: Arc::new(EndOnDrop(weak)), inner })
+        let end = Arc::new(EndOnDrop(weak));
+        let _ = inner.end.set(Arc::downgrade(&end));
+        Ok(Self { _end: end, inner })
     }
 
     /// Who this worker is.
@@ -262,6 +284,7 @@ impl Agent {
         if let Admitted::Instead(earlier) = members.admit(info)? {
             self.inner.lose(&earlier, "it has joined again since");
         }
+        self.inner.admitted_rrefs();
         Ok(())
     }
 
@@ -341,7 +364,10 @@ impl Agent {
     /// Tells whether the call was still under way.
     pub fn cancel(&self, to: Rank, call: MessageId) -> bool {
         let Ok(peer) = self.inner.check_home().and_then(|()| self.inner.peer(to)) else { return false };
-        let Some(ticket) = peer.state.lock().calls.abandon(call) else { return false };
+        let mut state = peer.state.lock();
+        let Some(ticket) = state.calls.abandon(call) else { return false };
+        state.gives_up(call, &ticket);
+        drop(state);
         let text = format!("the call of {} on worker '{}' was cancelled", ticket.function, peer.name());
         self.inner.complete(|| Some((ticket, Err(Error::new(ErrorKind::Cancelled, text)))));
         self.inner.post(&peer, Outbound::plain(Message::Cancel { id: call }));
@@ -435,6 +461,12 @@ pub fn lend<R>(target: Option<&WorkerName>, wait: impl FnOnce() -> R) -> R {
 }
 
 impl Inner {
+    /// A handle, if there is one still.
+    pub(crate) fn agent(self: &Arc<Self>) -> Option<Agent> {
+        let end = self.end.get()?.upgrade()?;
+        Some(Agent { _end: end, inner: Arc::clone(self) })
+    }
+
     fn transports(&self) -> impl Iterator<Item = &dyn Transport> {
         let both = self.transports.get();
         both.into_iter().flat_map(|both| [&both.memory as &dyn Transport, &both.reactor])
@@ -447,7 +479,7 @@ impl Inner {
     /// # Errors
     ///
     /// [`ErrorKind::Forked`] in a forked child.
-    fn check_home(&self) -> Result<()> {
+    pub(crate) fn check_home(&self) -> Result<()> {
         if self.home.is_here() { Ok(()) } else { Err(Error::forked(Some(&self.me.name))) }
     }
 
@@ -464,6 +496,7 @@ impl Inner {
         if self.members.set(members).is_err() {
             return Err(Error::usage("the group of an agent is set once"));
         }
+        self.admitted_rrefs();
         self.start_group();
         if let Some(check) = self.pool.open() {
             self.schedule(check);

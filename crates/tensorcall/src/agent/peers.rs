@@ -1,17 +1,19 @@
 //! A worker of the group: who it is, the way to it, and what is under way with it.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::sync::{Condvar, Mutex};
 use serde::{Deserialize, Serialize};
-use tensorcall_proto::ids::{Identity, Incarnation, MessageId, Rank, WorkerName};
+use tensorcall_proto::ids::{ForkId, Identity, Incarnation, Life, MessageId, Rank, WorkerName};
 use tensorcall_proto::in_flight::{InFlight, Window};
 use tensorcall_proto::termination::TerminationMessage;
 use tensorcall_proto::wire::message::Phase;
 
 use crate::error::{Error, Result};
 use crate::future::Promise;
+use crate::rref::RRef;
 use crate::transport::{Address, Link, LinkId, Outbound};
 
 /// A worker and where to reach it, as its agent's [`contact`](crate::Agent::contact) tells.
@@ -70,6 +72,8 @@ pub(crate) struct Peer {
 #[derive(Debug)]
 pub(crate) struct PeerState {
     pub(crate) calls: InFlight<Ticket>,
+    /// Creating calls that ended before their answer came, which will tell that the owner knows the fork.
+    pub(crate) given_up: HashMap<MessageId, ForkId>,
     /// The outgoing links, by [`Lane`].
     pub(crate) ways: [Way; 2],
     pub(crate) gone: Option<Gone>,
@@ -86,6 +90,10 @@ pub(crate) struct Ticket {
     pub(crate) promise: Promise,
     pub(crate) function: Arc<str>,
     pub(crate) timeout: Duration,
+    /// The reference that the call makes.
+    pub(crate) rref: Option<RRef>,
+    /// Whether the call asks for a value.
+    pub(crate) fetches: bool,
 }
 
 /// The outgoing link to a peer.
@@ -141,6 +149,7 @@ impl Peer {
         let calls = InFlight::new(window);
         let state = PeerState {
             calls,
+            given_up: HashMap::new(),
             ways: [Way::None, Way::None],
             gone: None,
             keep_alive_at: None,
@@ -157,20 +166,17 @@ impl Peer {
         self.info.identity.rank
     }
 
+    pub(crate) fn life(&self) -> Life {
+        let Identity { rank, incarnation, .. } = self.info.identity;
+        Life { rank, incarnation }
+    }
+
     /// The error of a call to this peer that has come as far as `phase`.
     pub(crate) fn error(&self, gone: &Gone, function: &str, phase: Phase) -> Error {
         match gone {
             Gone::Left => Error::peer_left(self.name(), self.rank()),
             Gone::Lost(why) => Error::peer_lost(self.name(), self.rank(), why, function, phase),
         }
-    }
-
-    /// Completes calls that ended because the peer is gone. Call without holding `state`.
-    pub(crate) fn fail(&self, calls: Vec<(MessageId, Ticket, Phase)>, gone: &Gone) {
-        for (_, ticket, phase) in calls {
-            ticket.promise.complete(Err(self.error(gone, &ticket.function, phase)));
-        }
-        self.room.notify_all();
     }
 }
 
@@ -180,6 +186,13 @@ impl PeerState {
         let kind = std::mem::discriminant(message);
         self.said.retain(|said| std::mem::discriminant(said) != kind);
         self.said.push(message.clone());
+    }
+
+    /// A call is over for its caller, but its answer may still come.
+    pub(crate) fn gives_up(&mut self, call: MessageId, ticket: &Ticket) {
+        if let Some(rref) = ticket.rref.as_ref().filter(|rref| !rref.is_owner()) {
+            self.given_up.insert(call, rref.fork_id());
+        }
     }
 
     /// Forgets the way that is this link, if one is.

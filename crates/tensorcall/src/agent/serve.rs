@@ -1,10 +1,11 @@
 //! A request on its way: admitted, run on the pool, answered.
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use tensorcall_proto::ids::{Identity, Incarnation, MessageId, Rank};
+use tensorcall_proto::ids::{Identity, Incarnation, Life, MessageId, RRefId, Rank};
 use tensorcall_proto::serving::{CancelOutcome, RequestKey, Start};
 use tensorcall_proto::wire::message::{Call, Encoding, FailureKind, FunctionRef, Message, Outcome, Reply};
 
@@ -12,7 +13,8 @@ use super::pool::{Refusal, ThreadHook};
 use super::{Inner, LinkEntry};
 use crate::body::{Body, Received};
 use crate::clock::now;
-use crate::transport::{Link, Outbound};
+use crate::rref::Kept;
+use crate::transport::{Link, LinkId, Outbound};
 
 /// Callers of requests that take longer than this are told how far they have come.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -22,6 +24,13 @@ pub trait Handler: ThreadHook {
     /// Runs one request on a pool thread and answers through `responder`, at once or later. Dropping
     /// the responder answers that the function failed.
     fn handle(&self, call: InboundCall, responder: Responder);
+
+    /// Packs a value that [`Responder::keep`] or [`Agent::make_rref`](crate::Agent::make_rref) was given
+    /// for somebody who asks for it, on a pool thread. `call` has neither function nor arguments.
+    fn fetch(&self, value: Arc<dyn Any + Send + Sync>, call: InboundCall, responder: Responder) {
+        drop((value, call));
+        responder.failed(FailureKind::Usage, "this worker cannot send the values that it keeps".to_owned());
+    }
 }
 
 /// A request of another worker.
@@ -35,23 +44,55 @@ pub struct InboundCall {
     pub encoding: Encoding,
     /// The arguments.
     pub body: Received,
+    /// Whether the result is to stay here, for references to it: [`Responder::keep`] takes it.
+    pub creates: bool,
 }
 
 /// Answers one request, once.
 pub struct Responder {
     agent: Weak<Inner>,
-    link: Arc<dyn Link>,
+    link: CallerLink,
     key: RequestKey,
+    creates: Option<RRefId>,
     answered: bool,
 }
 
+/// The link that a request came on and its answer goes to.
+#[derive(Debug, Clone)]
+pub(super) struct CallerLink {
+    pub(super) id: LinkId,
+    pub(super) handle: Arc<dyn Link>,
+}
+
+/// A request that has been admitted and has not started.
+#[derive(Debug)]
+pub(super) struct Pending {
+    pub(super) key: RequestKey,
+    pub(super) link: CallerLink,
+    pub(super) nested: bool,
+    pub(super) deadline: Option<Instant>,
+    pub(super) call: InboundCall,
+    pub(super) task: Task,
+}
+
+/// What a request is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Task {
+    /// A function whose result goes back to the caller.
+    Call,
+    /// A function whose result stays here.
+    Create(RRefId),
+    /// A copy of a value that is here, or will be.
+    Fetch(RRefId),
+}
+
 impl Responder {
-    /// The function returned this.
+    /// The function returned this. If the result is to stay here it is kept as it is, packed.
     pub fn returned(self, encoding: Encoding, body: Body) {
         self.answer(Outcome::Returned { encoding }, body);
     }
 
-    /// The function raised this.
+    /// The function raised this. If the result was to stay here, everybody who asks for it gets this.
     pub fn raised(self, encoding: Encoding, body: Body) {
         self.answer(Outcome::Raised { encoding }, body);
     }
@@ -59,6 +100,24 @@ impl Responder {
     /// The function could not be run.
     pub fn failed(self, kind: FailureKind, text: String) {
         self.answer(Outcome::Failed { kind, text }, Body::default());
+    }
+
+    /// The function returned `value`, which stays here. For a request with [`InboundCall::creates`];
+    /// another one fails by it.
+    pub fn keep(mut self, value: Arc<dyn Any + Send + Sync>) {
+        let Some(rref) = self.creates.take() else {
+            let text = "the function kept a result that its caller waits for".to_owned();
+            return self.failed(FailureKind::Internal, text);
+        };
+        self.answered = true;
+        let Some(agent) = self.agent.upgrade().filter(|agent| agent.home.is_here()) else { return };
+        agent.resolve(rref, Kept::Value(value));
+        self.send(&agent, Outcome::Returned { encoding: Encoding::Value }, Body::default());
+    }
+
+    /// Whether the result is to stay here, see [`InboundCall::creates`].
+    pub fn creates(&self) -> bool {
+        self.creates.is_some()
     }
 
     /// Whether nobody wants the answer any more: the caller cancelled the call or is gone. A function
@@ -86,24 +145,58 @@ impl Responder {
     }
 
     fn answer(mut self, outcome: Outcome, body: Body) {
-        self.answered = true;
-        self.send(outcome, body);
+        self.finish(outcome, body);
     }
 
-    fn send(&self, mut outcome: Outcome, mut body: Body) {
+    fn finish(&mut self, mut outcome: Outcome, mut body: Body) {
+        self.answered = true;
         let Some(agent) = self.agent.upgrade().filter(|agent| agent.home.is_here()) else { return };
+        if let Some(rref) = self.creates.take() {
+            // What becomes of it is for those who ask; the caller only learns that it is known here.
+            let kept;
+            (kept, outcome, body) = keep_answer(outcome, body);
+            agent.resolve(rref, kept);
+        }
+        self.send(&agent, outcome, body);
+    }
+
+    fn send(&self, agent: &Arc<Inner>, mut outcome: Outcome, mut body: Body) {
         let text = if let Outcome::Failed { text, .. } = &outcome { text.len() } else { 0 };
-        if let Err(error) = body.check(text, &agent.config.limits) {
+        let caller = Life { rank: self.key.peer, incarnation: self.key.incarnation };
+        let checked = body.check(text, &agent.config.limits).map_err(|error| error.to_string());
+        let forks = checked.and_then(|()| agent.fork_all(&body.rrefs, caller).map_err(|e| e.to_string()));
+        let forks = forks.unwrap_or_else(|error| {
             let text = format!("the result cannot be sent: {error}");
             (outcome, body) = (Outcome::Failed { kind: FailureKind::Usage, text }, Body::default());
-        }
+            Vec::new()
+        });
+        let _handles = std::mem::take(&mut body.rrefs);
         agent.cancels.forget(self.key);
         // Finished before it is sent: until the answer arrives the caller counts it as outstanding.
         if agent.serving.lock().finish(self.key) {
-            let reply = Message::Reply(Reply { id: self.key.id, outcome });
-            self.link.send(Outbound { message: reply, body, id: None });
+            let message = Message::Reply(Reply { id: self.key.id, outcome });
+            agent.forks_return(self.link.id, &forks);
+            self.link.handle.send(Outbound { message, body, rrefs: forks, id: None });
+        } else {
+            agent.forks_unsent(&forks);
         }
         agent.became_idle();
+    }
+}
+
+/// Takes apart what a function that was to leave its result here came to: what is kept, and what the
+/// caller is told.
+fn keep_answer(outcome: Outcome, body: Body) -> (Kept, Outcome, Body) {
+    match outcome {
+        Outcome::Returned { encoding } => {
+            let kept = Kept::packed(false, encoding, body);
+            (kept, Outcome::Returned { encoding: Encoding::Value }, Body::default())
+        }
+        Outcome::Raised { encoding } => {
+            let kept = Kept::packed(true, encoding, body.clone());
+            (kept, Outcome::Raised { encoding }, body)
+        }
+        Outcome::Failed { kind, text } => (Kept::failed(kind, &text), Outcome::Failed { kind, text }, body),
     }
 }
 
@@ -112,7 +205,7 @@ impl Drop for Responder {
         if !self.answered {
             let how = if std::thread::panicking() { "panicked" } else { "ended without an answer" };
             let text = format!("the function {how}");
-            self.send(Outcome::Failed { kind: FailureKind::Internal, text }, Body::default());
+            self.finish(Outcome::Failed { kind: FailureKind::Internal, text }, Body::default());
         }
     }
 }
@@ -123,20 +216,36 @@ impl std::fmt::Debug for Responder {
     }
 }
 
+impl Pending {
+    /// What answers it, once it was started.
+    pub(super) fn responder(&self, agent: &Weak<Inner>) -> Responder {
+        let creates = if let Task::Create(rref) = self.task { Some(rref) } else { None };
+        Responder { agent: agent.clone(), link: self.link.clone(), key: self.key, creates, answered: false }
+    }
+
+    /// Answers without having run it.
+    pub(super) fn refuse(&self, kind: FailureKind, text: String) {
+        refuse(&*self.link.handle, self.key, kind, text);
+    }
+}
+
 impl Inner {
     /// Takes in a request and queues it for the pool.
-    pub(super) fn admit(self: &Arc<Self>, caller: Identity, link: Arc<dyn Link>, call: Call, body: Received) {
+    pub(super) fn admit(self: &Arc<Self>, caller: Identity, link: CallerLink, call: Call, body: Received) {
         let key = RequestKey { peer: caller.rank, incarnation: caller.incarnation, id: call.id };
         let deadline = call.timeout_us.map(|micros| now() + Duration::from_micros(micros));
         if self.is_closed() {
-            return refuse(&*link, key, FailureKind::ShuttingDown, "the worker is shutting down".to_owned());
+            let text = "the worker is shutting down".to_owned();
+            return refuse(&*link.handle, key, FailureKind::ShuttingDown, text);
         }
-        let function = match call.function {
-            FunctionRef::InPayload => None,
-            FunctionRef::Name(name) => Some(name),
+        let task = call.creates.map_or(Task::Call, |new| Task::Create(new.rref));
+        let (function, task) = match call.function {
+            FunctionRef::InPayload => (None, task),
+            FunctionRef::Name(name) => (Some(name), task),
+            FunctionRef::Fetch(rref) => (None, Task::Fetch(rref)),
             FunctionRef::Define { .. } | FunctionRef::Slot(_) => {
                 let text = "function slots are reserved in this version of the wire format".to_owned();
-                return refuse(&*link, key, FailureKind::Protocol, text);
+                return refuse(&*link.handle, key, FailureKind::Protocol, text);
             }
         };
         if let Err(duplicate) = self.serving.lock().admit(key, deadline, ()) {
@@ -144,11 +253,33 @@ impl Inner {
             return;
         }
         self.look_for_slow_requests();
-        let (agent, nested, encoding) = (Arc::downgrade(self), call.nested, call.encoding);
-        let request = InboundCall { caller, function, encoding, body };
-        let job = Box::new(move |refused| run(&agent, link, key, request, refused));
-        if let Some(check) = self.pool.submit(nested, job) {
-            self.schedule(check);
+        if let Some(new) = call.creates
+            && !self.create(new, &caller, function.as_deref())
+        {
+            return self.cancel_request(&caller, &*link.handle, call.id);
+        }
+        let creates = call.creates.is_some();
+        let call_in = InboundCall { caller, function, encoding: call.encoding, body, creates };
+        let pending = Pending { key, link, nested: call.nested, deadline, call: call_in, task };
+        if pending.call.body.rrefs.is_empty() && !matches!(task, Task::Fetch(_)) {
+            self.start(pending, None);
+        } else {
+            self.start_when_ready(pending);
+        }
+    }
+
+    /// The turn of a request at the pool has come; `kept` is what a fetch is answered with.
+    pub(super) fn start(&self, pending: Pending, kept: Option<Kept>) {
+        let (agent, nested) = (self.this.clone(), pending.nested);
+        match kept {
+            None | Some(Kept::Value(_)) => {
+                let job = Box::new(move |refused| run(&agent, pending, kept, refused));
+                if let Some(check) = self.pool.submit(nested, job) {
+                    self.schedule(check);
+                }
+            }
+            // Packed already: no thread is needed.
+            Some(kept) => run(&agent, pending, Some(kept), None),
         }
     }
 
@@ -158,7 +289,9 @@ impl Inner {
         let outcome = self.serving.lock().cancel(key);
         match outcome {
             CancelOutcome::Waiting(()) => {
-                refuse(link, key, FailureKind::Cancelled, "cancelled before it ran".to_owned());
+                refuse(link, key, FailureKind::Cancelled, CANCELLED.to_owned());
+                self.forget_held(&[key]);
+                self.became_idle();
             }
             CancelOutcome::Running => self.cancels.tell(key),
             CancelOutcome::Unknown => {}
@@ -214,33 +347,53 @@ impl Inner {
     }
 }
 
-/// The turn of a request has come, on a pool thread; or it never will, because it was `refused`.
-fn run(
-    agent: &Weak<Inner>,
-    link: Arc<dyn Link>,
-    key: RequestKey,
-    request: InboundCall,
-    refused: Option<Refusal>,
-) {
+const CANCELLED: &str = "cancelled before it ran";
+
+/// The turn of a request has come, on a pool thread; or it never will, because it was `refused`. An answer
+/// that is packed already may be given on any thread.
+fn run(agent: &Weak<Inner>, pending: Pending, kept: Option<Kept>, refused: Option<Refusal>) {
     let Some(inner) = agent.upgrade() else { return };
-    let start = inner.serving.lock().start(key, now());
+    let start = inner.serving.lock().start(pending.key, now());
     match start {
-        Start::Gone => inner.became_idle(),
-        Start::Expired(()) => {
-            refuse(&*link, key, FailureKind::Expired, "its deadline passed before it ran".to_owned());
+        Start::Gone => {
+            inner.never_created(pending.task, FailureKind::Cancelled, CANCELLED);
+            inner.bury(kept);
             inner.became_idle();
         }
+        Start::Expired(()) => {
+            inner.bury(kept);
+            inner.expire_request(&pending);
+        }
         Start::Run(()) => {
-            let responder = Responder { agent: agent.clone(), link, key, answered: false };
-            match refused {
-                None => {
-                    let handler = Arc::clone(&inner.handler);
-                    drop(inner);
-                    handler.handle(request, responder);
+            let responder = pending.responder(agent);
+            let call = pending.call;
+            if let Some(Refusal { kind, text }) = refused {
+                inner.bury(kept);
+                return responder.failed(kind, text);
+            }
+            let handler = Arc::clone(&inner.handler);
+            drop(inner);
+            match kept {
+                None => handler.handle(call, responder),
+                Some(Kept::Value(value)) => handler.fetch(value, call, responder),
+                Some(Kept::Packed(packed)) => {
+                    let body = packed.body.clone();
+                    let answer = if packed.raised { Responder::raised } else { Responder::returned };
+                    answer(responder, packed.encoding, body);
                 }
-                Some(Refusal { kind, text }) => responder.failed(kind, text),
+                Some(Kept::Failed { kind, text }) => responder.failed(kind, text.to_string()),
             }
         }
+    }
+}
+
+impl Inner {
+    /// Answers a request that serving has found too late.
+    pub(super) fn expire_request(&self, pending: &Pending) {
+        let text = "its deadline passed before it ran";
+        pending.refuse(FailureKind::Expired, text.to_owned());
+        self.never_created(pending.task, FailureKind::Expired, text);
+        self.became_idle();
     }
 }
 

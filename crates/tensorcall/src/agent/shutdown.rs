@@ -1,7 +1,7 @@
 //! Driving [`Termination`]: the group agrees that it is quiet; then closing.
 //!
 //! TERM-1 asks for all counts of one moment. They live under several locks, so they are read in an
-//! order in which nothing can hide: outstanding calls, outcomes being handed over, callbacks, requests,
+//! order in which nothing can hide: outstanding calls and references, outcomes being handed over, callbacks, requests,
 //! and the activity counter last. What moves from one count to another is added to the new one before
 //! it is taken off the old one, or, where it moves against the order of reading, it counts as activity,
 //! so that the next wave disagrees.
@@ -224,6 +224,7 @@ impl Inner {
     fn counts(&self) -> Counts {
         let peers = self.peers();
         let outstanding: usize = peers.iter().map(|peer| peer.state.lock().calls.unanswered()).sum();
+        let outstanding = outstanding + self.rrefs_outstanding();
         let held = self.fault_line.as_ref().map_or(0, FaultLine::held);
         let completing = self.completing.load(Ordering::SeqCst);
         let tasks = self.pool.counts().tasks;
@@ -235,7 +236,7 @@ impl Inner {
         Counts {
             outstanding: (outstanding + held) as u64,
             processing: completing + (tasks + serving) as u64,
-            activity: started + received,
+            activity: started + received + self.rref_activity(),
         }
     }
 
@@ -247,6 +248,7 @@ impl Inner {
         // The answer of a function that is about to end is sent yet: it may be what made this worker leave.
         self.pool.wait_ended(limit.min(now() + LAST_WORDS));
         self.fail_own_calls();
+        self.close_rrefs();
         self.group.changed.notify_all();
         let reason = if graceful { GoodbyeReason::Graceful } else { GoodbyeReason::Forced };
         for link in self.open_links() {
@@ -260,7 +262,7 @@ impl Inner {
         for peer in self.peers() {
             let failed = peer.state.lock().calls.fail_all();
             for (_, ticket, _) in failed {
-                ticket.promise.complete(Err(Error::shutting_down()));
+                self.settle(ticket, Err(Error::shutting_down()));
             }
             peer.room.notify_all();
         }

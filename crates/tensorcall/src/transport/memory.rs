@@ -15,8 +15,8 @@ use tensorcall_proto::ids::Identity;
 use tensorcall_proto::wire::Descriptor;
 use tensorcall_proto::wire::limits::Limits;
 
-use super::{Address, Closed, Events, Link, LinkId, Outbound, Transport};
-use crate::body::{Body, Received};
+use super::{Address, Closed, Events, Inbound, Link, LinkId, Outbound, Transport};
+use crate::body::Body;
 
 /// Endpoints that can reach each other.
 #[derive(Default)]
@@ -188,13 +188,13 @@ impl Link for MemoryLink {
         }
         let there = &self.pair.ends[1 - self.side];
         match transfer(message, &self.pair.limits) {
-            Ok((descriptor, body)) => {
+            Ok(inbound) => {
                 let Some(events) = there.events.upgrade() else {
                     self.pair.close();
                     return false;
                 };
                 let link = there.link;
-                deliver(Box::new(move || events.received(link, descriptor.message, body)));
+                deliver(Box::new(move || events.received(link, inbound)));
                 true
             }
             Err(error) => {
@@ -213,14 +213,12 @@ impl Link for MemoryLink {
 }
 
 /// The message as the other side gets it: written, read and checked as on every transport.
-fn transfer(
-    message: Outbound,
-    limits: &Limits,
-) -> Result<(Descriptor, Received), Box<dyn std::error::Error>> {
+fn transfer(message: Outbound, limits: &Limits) -> Result<Inbound, Box<dyn std::error::Error>> {
     let (descriptor, payload, buffers) = message.describe();
     let descriptor = Descriptor::decode(&descriptor.encode(), limits)?;
-    let body = Body { payload, tensors: descriptor.tensors.clone(), buffers }.receive()?;
-    Ok((descriptor, body))
+    let Descriptor { message, tensors, rrefs, .. } = descriptor;
+    let body = Body { payload, tensors, buffers, rrefs: Vec::new() }.receive()?;
+    Ok(Inbound { message, body, rrefs })
 }
 
 fn nobody() -> Weak<dyn Events> {
@@ -236,7 +234,7 @@ impl Events for Nobody {
     }
     fn accepted(&self, _: LinkId, _: Identity, _: Arc<dyn Link>) {}
     fn opened(&self, _: LinkId) {}
-    fn received(&self, _: LinkId, _: tensorcall_proto::wire::message::Message, _: Received) {}
+    fn received(&self, _: LinkId, _: Inbound) {}
     fn sent(&self, _: LinkId, _: tensorcall_proto::ids::MessageId) {}
     fn closed(&self, _: LinkId, _: Closed) {}
     fn tick(&self, _: Instant) {}

@@ -23,6 +23,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tensorcall_proto::ids::{Identity, MessageId};
+use tensorcall_proto::rref::RRefDesc;
 use tensorcall_proto::wire::Descriptor;
 use tensorcall_proto::wire::message::Message;
 use tensorcall_proto::wire::tensor::BufferDesc;
@@ -38,8 +39,10 @@ pub struct LinkId(pub u64);
 pub struct Outbound {
     /// What is said.
     pub message: Message,
-    /// Its payload and tensors.
+    /// Its payload and tensors. Its references are in `rrefs` by now.
     pub body: Body,
+    /// The forks that it brings the receiver.
+    pub rrefs: Vec<RRefDesc>,
     /// Given back by [`Events::sent`] when all has left this process.
     pub id: Option<MessageId>,
 }
@@ -47,20 +50,32 @@ pub struct Outbound {
 impl Outbound {
     /// A message without a body.
     pub fn plain(message: Message) -> Self {
-        Self { message, body: Body::default(), id: None }
+        Self { message, body: Body::default(), rrefs: Vec::new(), id: None }
     }
 
     /// Takes the message apart: its descriptor, and the bytes that the descriptor announces.
     pub(crate) fn describe(self) -> (Descriptor, Vec<u8>, Vec<crate::buffer::Region>) {
-        let Body { payload, tensors, buffers } = self.body;
+        let Body { payload, tensors, buffers, .. } = self.body;
         let descriptor = Descriptor {
             message: self.message,
             payload_len: payload.len() as u64,
             buffers: buffers.iter().map(|region| BufferDesc::body(region.len() as u64)).collect(),
             tensors,
+            rrefs: self.rrefs,
         };
         (descriptor, payload, buffers)
     }
+}
+
+/// A message that has come.
+#[derive(Debug)]
+pub struct Inbound {
+    /// What is said.
+    pub message: Message,
+    /// Its payload and tensors, without the references that `rrefs` describe.
+    pub body: Received,
+    /// The forks that it brings.
+    pub rrefs: Vec<RRefDesc>,
 }
 
 /// One way to one peer.
@@ -106,7 +121,7 @@ pub trait Events: Send + Sync {
     fn opened(&self, link: LinkId);
 
     /// A message came.
-    fn received(&self, link: LinkId, message: Message, body: Received);
+    fn received(&self, link: LinkId, message: Inbound);
 
     /// All bytes of the message with this id have left this process, later than in [`Link::send`].
     fn sent(&self, link: LinkId, id: MessageId);

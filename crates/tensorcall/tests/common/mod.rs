@@ -1,6 +1,7 @@
 //! Agents for tests: a handler that runs Rust closures, and groups of agents in one process.
 #![allow(dead_code, reason = "each test file uses a part")]
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use tensorcall::{
     body::{Body, Received},
 };
 
+pub(crate) mod bench;
 pub(crate) mod gate;
 pub(crate) mod log;
 pub(crate) mod proxy;
@@ -67,6 +69,12 @@ impl Handler for Functions {
             Some(function) => function(call, responder),
             None => responder.failed(FailureKind::Usage, format!("no function {:?}", call.function)),
         }
+    }
+
+    /// Values are vectors of bytes.
+    fn fetch(&self, value: Arc<dyn Any + Send + Sync>, _: InboundCall, responder: Responder) {
+        let bytes = value.downcast_ref::<Vec<u8>>().unwrap().clone();
+        responder.returned(Encoding::Bytes, Body::of(bytes));
     }
 }
 
@@ -191,6 +199,7 @@ pub(crate) fn request(function: &str, payload: &[u8], timeout: Option<Duration>)
         body: Body::of(payload.to_vec()),
         timeout,
         deadline: None,
+        creates: None,
     }
 }
 
@@ -260,12 +269,12 @@ pub(crate) fn leave_together(agents: Vec<Agent>) {
 
 /// A function that gives back what it gets, and fails unless all of it is aligned.
 pub(crate) fn mirror(call: InboundCall, responder: Responder) {
-    let Received { payload, tensors, buffers } = call.body;
+    let Received { payload, tensors, buffers, rrefs } = call.body;
     if let Some(misaligned) = buffers.iter().chain([&payload]).find(|b| !is_aligned(b)) {
         return responder.failed(FailureKind::Internal, format!("{misaligned:?} is not aligned"));
     }
     let buffers = buffers.into_iter().map(Region::from_buffer).collect();
-    responder.returned(Encoding::Bytes, Body { payload: payload.as_ref().to_vec(), tensors, buffers });
+    responder.returned(Encoding::Bytes, Body { payload: payload.as_ref().to_vec(), tensors, buffers, rrefs });
 }
 
 pub(crate) fn is_aligned(buffer: &Buffer) -> bool {

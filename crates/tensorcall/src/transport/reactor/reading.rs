@@ -4,6 +4,7 @@ use std::io::IoSliceMut;
 use std::sync::Arc;
 
 use tensorcall_proto::connection::{Allocate, Arrival, ConnectionError, Inbox};
+use tensorcall_proto::wire::Descriptor;
 
 use super::driver::{Driver, End, Stage};
 use crate::body::Received;
@@ -11,7 +12,7 @@ use crate::buffer::{Buffer, BufferPool};
 use crate::clock::now;
 use crate::fork::Fd;
 use crate::transport::connection::Connection;
-use crate::transport::{Events, LinkId};
+use crate::transport::{Events, Inbound, LinkId};
 
 /// Bytes read at a time, unless they go straight into a message's memory.
 pub(super) const SCRATCH: usize = 128 << 10;
@@ -74,14 +75,16 @@ pub(super) fn dispatch(
     let mut messages = 0;
     while let Some(arrival) = inbox.poll() {
         match arrival {
-            Arrival::Message(arrived) => {
+            Arrival::Message(mut arrived) => {
                 messages += 1;
                 let body = Received {
                     payload: arrived.payload,
-                    tensors: arrived.descriptor.tensors,
+                    tensors: std::mem::take(&mut arrived.descriptor.tensors),
                     buffers: arrived.buffers,
+                    rrefs: Vec::new(),
                 };
-                events.received(link, arrived.descriptor.message, body);
+                let Descriptor { message, rrefs, .. } = arrived.descriptor;
+                events.received(link, Inbound { message, body, rrefs });
             }
             Arrival::Ping(mark) => connection.pong(mark)?,
             Arrival::Pong(_) => {}
