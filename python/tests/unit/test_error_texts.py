@@ -53,10 +53,15 @@ NOT_SAID = {
     "tensorcall secret of job …": "goes into a fingerprint",
     "WorkerInfo(id=…, name=…)": "a repr",
     "<torch function …>": "a repr",
+    "GloballyUniqueId(created_on=…, local_id=…)": "a repr",
+    "UserRRef(RRefId = …, ForkId = …)": "a repr",
     **dict.fromkeys(
         [
             " and … more",
             "of rank …",
+            "to_here of …",
+            "a pickled function",
+            "… It is …, on …",
             "another process",
             "an unknown address",
             "an unnamed address",
