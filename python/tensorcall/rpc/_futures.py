@@ -413,20 +413,26 @@ def _collect_all(futures: Any) -> Any:
     return _torch_collect_all(futures)
 
 
-class _Following:
-    """An operator of torch that waits for a future in C++: one of ours is then seen to, without a waiter."""
+class _Following(torch._ops.OpOverloadPacket):
+    """The operator with which a profiler waits for a future in C++: one of ours is then seen to.
 
-    def __init__(self, operator: Any) -> None:
-        self._operator = operator
+    Args:
+        packet: torch's; for TorchScript, which knows it by its ``op``, this is the same.
+    """
 
-    def __call__(self, record: Any, future: Any) -> Any:
-        if isinstance(future, Future):
-            future._complete_for_torch()
-        return self._operator(record, future)
+    def __init__(self, packet: torch._ops.OpOverloadPacket[Any, Any]) -> None:
+        self.__dict__.update(packet.__dict__)
+        self._torchs = packet
+        self._RecordFunction = partial(self._follow, packet._RecordFunction)
 
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._operator, name)
-        return _Following(found) if isinstance(found, torch._ops.OpOverload) else found
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._follow(self._torchs, *args, **kwargs)
+
+    def _follow(self, operator: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        for argument in args:
+            if isinstance(argument, Future):
+                argument._complete_for_torch()
+        return operator(*args, **kwargs)
 
 
 def patch() -> None:
@@ -446,4 +452,4 @@ def unpatch() -> None:
     torch._C._collect_all = _torch_collect_all
     profiler: Any = torch.ops.profiler
     if isinstance(profiler._call_end_callbacks_on_jit_fut, _Following):
-        profiler._call_end_callbacks_on_jit_fut = profiler._call_end_callbacks_on_jit_fut._operator
+        profiler._call_end_callbacks_on_jit_fut = profiler._call_end_callbacks_on_jit_fut._torchs
