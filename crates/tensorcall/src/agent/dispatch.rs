@@ -258,7 +258,11 @@ impl Inner {
     /// What a peer asked for is no longer wanted, and waves do without it.
     fn peer_gone(&self, peer: &Peer, left: bool) {
         self.drop_requests_of(&peer.info.identity);
-        if left { self.rref_left(peer.life()) } else { self.rref_lost(peer.life()) }
+        if left {
+            self.rref_left(peer.life())
+        } else {
+            self.rref_lost(peer.life())
+        }
         self.group_gone(peer.rank(), left);
     }
 
