@@ -20,7 +20,6 @@ import json
 import logging
 import os
 import secrets
-import socket
 import time
 from datetime import timedelta
 from typing import Any
@@ -29,7 +28,7 @@ from urllib.parse import urlparse
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from .. import _tensorcall
-from . import _agent, api
+from . import _agent, _log, api
 from ._handler import Handler
 from ._waiting import interruptible
 from ._worker import WorkerInfo
@@ -98,6 +97,7 @@ def join(
         RuntimeError: a name is not unique or not a name, two workers claim one rank, the workers
             have different secrets, somebody did not come in time. No agent is set then.
     """
+    _log.configure()
     deadline = Deadline.of_rendezvous(options.rpc_timeout)
     keys = keys_of(store)
     meeting = _Meeting(keys, rank, world_size, deadline)
@@ -179,7 +179,7 @@ def make_native(
         job=job,
         secret=secret,
         num_worker_threads=options.num_worker_threads,
-        host=_listen_host(options.init_method),
+        host=meeting_host(options.init_method),
         handler=handler,
         faults=options._faults(),
     )
@@ -368,46 +368,7 @@ def _warn_if_reachable(contact: str) -> None:
             )
 
 
-def _listen_host(init_method: str) -> str | None:
-    """The local address that routes to where the workers meet.
-
-    TENSORCALL_ADDR (an address) and TENSORCALL_IFACE (an interface) override it.
-    """
-    given = os.environ.get("TENSORCALL_ADDR")
-    if given:
-        return given
-    interface = os.environ.get("TENSORCALL_IFACE")
-    if interface:
-        return _address_of(interface)
+def meeting_host(init_method: str) -> str | None:
+    """Where the workers meet; ``None`` if that is this host, whatever it is called."""
     url = urlparse(init_method)
-    if url.scheme == "file":
-        return "127.0.0.1"
-    host = os.environ.get("MASTER_ADDR") if url.scheme == "env" else url.hostname
-    if not host:
-        return None
-    try:
-        return _route_to(host)
-    except OSError as error:
-        _logger.warning("no route to %s, where the workers meet: %s", host, error)
-        return None
-
-
-def _route_to(host: str) -> str:
-    family, kind, protocol, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        # Connecting a datagram socket sends nothing: it only asks for the route.
-        probe.connect(address)
-        return str(probe.getsockname()[0])
-
-
-def _address_of(interface: str) -> str:
-    import fcntl
-    import struct
-
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        request = struct.pack("256s", interface.encode()[:15])
-        try:
-            answer = fcntl.ioctl(probe.fileno(), 0x8915, request)  # SIOCGIFADDR
-        except OSError as error:
-            raise RuntimeError(f"TENSORCALL_IFACE={interface}: {error}") from error
-    return socket.inet_ntoa(answer[20:24])
+    return (os.environ.get("MASTER_ADDR") or None) if url.scheme == "env" else url.hostname

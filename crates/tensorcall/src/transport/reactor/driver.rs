@@ -318,10 +318,19 @@ impl Driver {
                 }
                 self.connect(&socket.connection, attempt, events);
             }
-            Stage::Greeting { attempt: None, .. } => {
+            Stage::Greeting { attempt: None, handshake, .. } => {
                 self.greeting -= 1;
                 socket.connection.end();
-                if self.stop.is_none() {
+                if self.stop.is_some() {
+                    return;
+                }
+                if matches!(end, End::Gone(_)) && handshake.knows_job() {
+                    tracing::info!(
+                        from = socket.peer,
+                        reason,
+                        "a worker went away in the middle of its handshake"
+                    );
+                } else {
                     tracing::warn!(
                         from = socket.peer,
                         reason,
