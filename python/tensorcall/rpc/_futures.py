@@ -264,6 +264,10 @@ class Future(torch.futures.Future[T]):
         else:
             self._complete(value, None)
 
+    def _complete_for_torch(self) -> None:
+        """Have torch's own future completed as soon as there is an outcome, though nobody asks for it."""
+        self._when_done(_nothing)
+
     def _complete_base(self) -> None:
         base = cast(Any, super())
         try:
@@ -359,6 +363,10 @@ def _error_of(future: torch.futures.Future[Any]) -> BaseException | None:
     return None
 
 
+def _nothing() -> None:
+    """What follows a future that only C++ waits for."""
+
+
 def _described(error: BaseException) -> str:
     try:
         return f"{type(error).__name__}: {error}"
@@ -405,15 +413,37 @@ def _collect_all(futures: Any) -> Any:
     return _torch_collect_all(futures)
 
 
-def patch() -> None:
-    """Make ``torch.futures.collect_all`` and ``wait_all`` know our futures.
+class _Following:
+    """An operator of torch that waits for a future in C++: one of ours is then seen to, without a waiter."""
 
-    Both look ``torch._C._collect_all`` up when they are called, also where a program imported
+    def __init__(self, operator: Any) -> None:
+        self._operator = operator
+
+    def __call__(self, record: Any, future: Any) -> Any:
+        if isinstance(future, Future):
+            future._complete_for_torch()
+        return self._operator(record, future)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._operator, name)
+        return _Following(found) if isinstance(found, torch._ops.OpOverload) else found
+
+
+def patch() -> None:
+    """Make ``torch.futures.collect_all``, ``wait_all`` and the profiler's operator know our futures.
+
+    The former two look ``torch._C._collect_all`` up when they are called, also where a program imported
     them by name long before.
     """
     torch._C._collect_all = _collect_all
+    profiler: Any = torch.ops.profiler
+    if not isinstance(profiler._call_end_callbacks_on_jit_fut, _Following):
+        profiler._call_end_callbacks_on_jit_fut = _Following(profiler._call_end_callbacks_on_jit_fut)
 
 
 def unpatch() -> None:
     """Undo :func:`patch`."""
     torch._C._collect_all = _torch_collect_all
+    profiler: Any = torch.ops.profiler
+    if isinstance(profiler._call_end_callbacks_on_jit_fut, _Following):
+        profiler._call_end_callbacks_on_jit_fut = profiler._call_end_callbacks_on_jit_fut._operator
