@@ -27,7 +27,7 @@ use tensorcall_proto::serving::RequestKey;
 use tensorcall_proto::wire::message::Message;
 
 pub use self::ending::{Leak, RRefCounts};
-use super::peers::Way;
+use super::peers::{Peer, Way};
 use super::serve::{CallerLink, Pending};
 use super::{Inner, LinkEntry};
 use crate::clock::now;
@@ -221,19 +221,7 @@ impl Inner {
             link.handle.send(outbound);
             return true;
         }
-        let peer = {
-            // Under the lock, so that `admitted_rrefs` finds what is left for later.
-            let mut rrefs = self.rrefs.state.lock();
-            let peer = self.members.get().and_then(|members| members.get(to.rank));
-            match peer.filter(|peer| peer.life() == to) {
-                Some(peer) => peer,
-                None if self.members.get().is_none_or(|members| members.may_come(to)) => {
-                    rrefs.early.push((to, message));
-                    return true;
-                }
-                None => return false,
-            }
-        };
+        let Some(peer) = self.member(to) else { return self.send_to_stranger(to, message, outbound) };
         let state = peer.state.lock();
         if state.gone.is_some() {
             return false;
@@ -247,6 +235,30 @@ impl Inner {
             None => self.post_now(&peer, outbound),
         };
         true
+    }
+
+    fn member(&self, life: Life) -> Option<Arc<Peer>> {
+        self.members.get()?.get(life.rank).filter(|peer| peer.life() == life)
+    }
+
+    /// Sends a message to a worker that calls before it is known to be a member, or keeps it until it is;
+    /// false if it will never be.
+    fn send_to_stranger(&self, to: Life, message: RRefMessage, outbound: Outbound) -> bool {
+        if !self.members.get().is_none_or(|members| members.may_come(to)) {
+            return false;
+        }
+        if let Some(link) = self.latest_link_of(to) {
+            link.send(outbound);
+            return true;
+        }
+        let mut state = self.rrefs.state.lock();
+        // Under the lock, so that `admitted_rrefs` finds what is left to it.
+        let is_member = self.member(to).is_some();
+        if !is_member {
+            state.early.push((to, message));
+        }
+        drop(state);
+        !is_member || self.send_rref(to, message, None)
     }
 
     /// The link that a worker calls on, if it does: the youngest, since older ones may be broken.
