@@ -86,7 +86,7 @@ def workers() -> Iterator[tuple[Worker, Worker]]:
     pair = Worker(0), Worker(1)
     roster = [(f"worker{rank}", rank, worker.native.contact()) for rank, worker in enumerate(pair)]
     for worker in pair:
-        worker.native.open(roster)
+        worker.native.open(roster, False)
     try:
         yield pair
     finally:
