@@ -212,7 +212,7 @@ impl PyHandler {
     }
 
     fn pickle(&self, py: Python<'_>, result: &Bound<'_, PyAny>, to: Asker) -> PyResult<Answer> {
-        pickled(&self.call(intern!(py, "dump_result"), (result, to.rank, to.autograd))?)
+        pickled(&self.call(intern!(py, "dump_result"), (result, to.autograd, to.rank))?)
     }
 
     /// Packs the exception of a function.

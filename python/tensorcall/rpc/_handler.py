@@ -67,7 +67,7 @@ class Handler:
             return self.dump_exception(error)
         if isinstance(result, _tensorcall.Later):
             return result
-        return self.dump_result(result, caller, autograd)
+        return self.dump_result(result, autograd, caller)
 
     def run_pickled_here(
         self,
@@ -167,7 +167,7 @@ class Handler:
         future.add_done_callback(partial(_answer, later))
         return later
 
-    def dump_result(self, obj: object, caller: int, autograd: Autograd | None) -> Reply:
+    def dump_result(self, obj: object, autograd: Autograd | None, caller: int) -> Reply:
         """Pack a result for `caller`; if it cannot be sent, the exception that says so."""
         try:
             payload, tensors, rrefs = internal.pack(internal._internal_rpc_pickler, obj)

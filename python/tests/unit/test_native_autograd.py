@@ -34,7 +34,7 @@ class Worker(Handler):
         self.asked.append(("run", caller, autograd))
         return 5
 
-    def dump_result(self, obj: object, caller: int, autograd: Any) -> Any:
+    def dump_result(self, obj: object, autograd: Any, caller: int) -> Any:
         self.asked.append(("dump", caller, autograd))
         return 1, b"result", [], [], (7, 8)
 
