@@ -154,6 +154,11 @@ unique! {
     ForkId
 }
 
+unique! {
+    /// One backward pass. Given by the worker that begins it.
+    PassId
+}
+
 /// A worker's name: 1 to 127 characters out of `A-Z a-z 0-9 - _ :`. Cheap to clone.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WorkerName(Arc<str>);

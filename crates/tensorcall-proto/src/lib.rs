@@ -12,12 +12,14 @@
 //! | [`in_flight`] | a caller's outstanding calls, each completed exactly once (CALL-1) |
 //! | [`serving`] | the calls that a worker has accepted, waiting or running |
 //! | [`rref`] | who owns, holds and shares a remote reference (RREF-1) |
+//! | [`autograd`] | a backward pass over the graphs of several workers (GRAD-1) |
 //! | [`termination`] | when a group is quiet and it is safe to leave (TERM-1) |
 //!
 //! Every state machine has the same shape: `handle_*` for what happened, `poll_*` for what to do
 //! next, `next_deadline` for when to look again. `docs/wire-format.md` is the normative text.
 #![forbid(unsafe_code)]
 
+pub mod autograd;
 pub mod connection;
 pub mod handshake;
 pub mod ids;
@@ -28,6 +30,7 @@ pub mod termination;
 pub mod wire;
 
 pub use ids::{
-    ForkId, Identity, Incarnation, InvalidName, InvalidRank, Life, MessageId, RRefId, Rank, WorkerName,
+    ForkId, Identity, Incarnation, InvalidName, InvalidRank, Life, MessageId, PassId, RRefId, Rank,
+    WorkerName,
 };
 pub use wire::{Limits, WireError};

@@ -5,25 +5,30 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use tensorcall_proto::autograd::{AutogradCall, Pass, Step};
 use tensorcall_proto::connection::{Outbox, Piece, Segment};
-use tensorcall_proto::ids::{ForkId, Incarnation, Life, MessageId, RRefId, Rank};
+use tensorcall_proto::ids::{ForkId, Incarnation, Life, MessageId, PassId, RRefId, Rank};
 use tensorcall_proto::wire::{
-    BufferDesc, Call, DType, Descriptor, Encoding, FailureKind, FrameHeader, FunctionRef, GoodbyeReason,
-    Limits, Message, NewRRef, Outcome, Phase, RRefDesc, RRefMessage, Reply, TensorDesc, Value,
+    AutogradRef, BufferDesc, Call, DType, Descriptor, Encoding, FailureKind, FrameHeader, FunctionRef,
+    GoodbyeReason, Limits, Message, NewRRef, Outcome, Phase, RRefDesc, RRefMessage, Reply, TensorDesc, Value,
 };
 
 #[expect(unreachable_pub, reason = "in the fuzz crate it is public")]
 #[path = "../../../fuzz/src/bodies.rs"]
 mod bodies;
+#[expect(unreachable_pub, reason = "in the fuzz crate it is public")]
+#[path = "../../../fuzz/src/operations.rs"]
+mod operations;
 
 type Body = fn(&[u8]);
 
-const TARGETS: [(&str, Body); 5] = [
+const TARGETS: [(&str, Body); 6] = [
     ("frame", bodies::frame),
     ("message", bodies::message),
     ("value", bodies::value),
     ("handshake", bodies::handshake),
     ("connection", bodies::connection),
+    ("rref", operations::rref),
 ];
 
 fn corpus(target: &str) -> PathBuf {
@@ -95,7 +100,32 @@ fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
     add("value", values());
     add("handshake", handshakes());
     add("connection", connections());
+    add("rref", lists_of_operations());
     seeds
+}
+
+/// What may happen to references, as `operations::rref` reads it.
+fn lists_of_operations() -> Vec<(&'static str, Vec<u8>)> {
+    let (create, share, release, deliver, repeat, cut, misfortune) = (0, 1, 2, 3, 5, 6, 7);
+    let list = |operations: &[(u8, u8)]| {
+        operations.iter().map(|(operation, about)| operation << 5 | about).collect::<Vec<u8>>()
+    };
+    // Worker 1 creates, and shares with worker 2 by its first handle.
+    let created = [(create, 1), (deliver, 0), (deliver, 0)];
+    let shared = [&created[..], &[(share, 2), (deliver, 0), (deliver, 0)]].concat();
+    vec![
+        ("remote", list(&created)),
+        ("to-a-third", list(&shared)),
+        ("released-while-pending", list(&[&created[..], &[(share, 2), (release, 0), (deliver, 0)]].concat())),
+        ("fork-before-creation", list(&[(create, 1), (share, 2), (deliver, 1), (deliver, 1), (release, 1)])),
+        ("back-to-the-owner", list(&[&created[..], &[(share, 0), (release, 0), (deliver, 0)]].concat())),
+        ("to-oneself", list(&[&created[..], &[(share, 1), (deliver, 0), (release, 0)]].concat())),
+        ("owner-shares", list(&[(create, 0), (share, 1), (share, 0), (release, 0), (deliver, 0)])),
+        ("given-up", list(&[(create, 1), (misfortune, 0), (release, 0), (deliver, 1), (deliver, 0)])),
+        ("said-twice", list(&[&shared[..], &[(repeat, 0), (deliver, 0), (release, 1)]].concat())),
+        ("link-breaks", list(&[&created[..], &[(share, 2), (cut, 5), (release, 0), (cut, 1)]].concat())),
+        ("worker-is-lost", list(&[&shared[..], &[(misfortune, 31), (release, 0)]].concat())),
+    ]
 }
 
 fn frames() -> Vec<(&'static str, Vec<u8>)> {
@@ -150,6 +180,11 @@ fn descriptors() -> Vec<(&'static str, Descriptor)> {
         rrefs: vec![RRefDesc { rref, owner: life(0), fork }; 2],
         ..Descriptor::with_payload(call(FunctionRef::InPayload, Encoding::Pickle), 7)
     };
+    let autograd = Some(AutogradRef { context: 1 << 48, message: Some((1 << 48) + 3) });
+    let recorded = Call { autograd, ..a_call(FunctionRef::InPayload, Encoding::Pickle) };
+    let pass =
+        Pass { id: PassId::new(life(1), 9), context: 1 << 48, retain_graph: true, patience_us: Some(300) };
+    let step = |step| call(FunctionRef::Autograd(AutogradCall { pass, step }), Encoding::Bytes);
     vec![
         ("call", Descriptor::with_payload(call(FunctionRef::Slot(3), Encoding::Value), 7)),
         ("tensors", tensors),
@@ -157,7 +192,13 @@ fn descriptors() -> Vec<(&'static str, Descriptor)> {
             "define",
             Descriptor::plain(call(FunctionRef::Define { slot: 3, name: "f".into() }, Encoding::Bytes)),
         ),
-        ("returned", Descriptor::with_payload(reply(Outcome::Returned { encoding: Encoding::Value }), 7)),
+        (
+            "returned",
+            Descriptor::with_payload(
+                reply(Outcome::Returned { encoding: Encoding::Value, autograd: None }),
+                7,
+            ),
+        ),
         ("raised", Descriptor::with_payload(reply(Outcome::Raised { encoding: Encoding::Pickle }), 7)),
         ("failed", Descriptor::plain(reply(failed))),
         ("cancel", Descriptor::plain(Message::Cancel { id })),
@@ -165,6 +206,10 @@ fn descriptors() -> Vec<(&'static str, Descriptor)> {
         ("remote", Descriptor::with_payload(Message::Call(creating), 7)),
         ("pass", passing),
         ("fetch", Descriptor::plain(call(FunctionRef::Fetch(rref), Encoding::Bytes))),
+        ("recorded", Descriptor::with_payload(Message::Call(recorded), 7)),
+        ("begin", Descriptor::plain(step(Step::Begin))),
+        ("gradient", Descriptor::with_payload(step(Step::Gradient { message: 1 << 48 }), 7)),
+        ("probe", Descriptor::plain(step(Step::Probe { origin: Rank::MAX }))),
         ("fork", Descriptor::plain(Message::RRef(RRefMessage::Fork { rref, fork }))),
         ("known", Descriptor::plain(Message::RRef(RRefMessage::Known { fork, alive: false }))),
         ("goodbye", Descriptor::plain(Message::Goodbye { reason: GoodbyeReason::Graceful })),

@@ -5,12 +5,13 @@
 
 #![expect(clippy::expect_used, clippy::unwrap_used, reason = "a test stops where something is wrong")]
 
-use tensorcall_proto::ids::{ForkId, Incarnation, Life, MessageId, RRefId, Rank};
+use tensorcall_proto::autograd::{AutogradCall, Pass, Step};
+use tensorcall_proto::ids::{ForkId, Incarnation, Life, MessageId, PassId, RRefId, Rank};
 use tensorcall_proto::termination::{Counts, TerminationMessage};
 use tensorcall_proto::wire::{
-    BufferDesc, Call, DType, Descriptor, Encoding, FailureKind, FrameHeader, FrameKind, FunctionRef,
-    GoodbyeReason, HEADER_LEN, Limits, Message, NewRRef, Outcome, Phase, Priority, RRefDesc, RRefMessage,
-    Reply, TensorDesc, Value,
+    AutogradRef, BufferDesc, Call, DType, Descriptor, Encoding, FailureKind, FrameHeader, FrameKind,
+    FunctionRef, GoodbyeReason, HEADER_LEN, Limits, Message, NewRRef, Outcome, Phase, Priority, RRefDesc,
+    RRefMessage, Reply, TensorDesc, Value,
 };
 
 const DOCUMENT: &str = include_str!("../../../docs/wire-format.md");
@@ -203,19 +204,76 @@ fn messages_about_references() {
     check("fork", RRefMessage::Fork { rref, fork }, "06 00 01 ac 02 04 01 ac 02 05 00 00 00 00");
     check("known", RRefMessage::Known { fork, alive: true }, "06 01 01 ac 02 05 01 00 00 00 00");
     check("accept", RRefMessage::Accept { fork }, "06 02 01 ac 02 05 00 00 00 00");
-    check("delete", RRefMessage::Delete { fork }, "06 03 01 ac 02 05 00 00 00 00");
-    check("deleted", RRefMessage::Deleted { fork }, "06 04 01 ac 02 05 00 00 00 00");
-    check("rescind", RRefMessage::Rescind { fork }, "06 05 01 ac 02 05 00 00 00 00");
-    check("unknown", RRefMessage::Unknown { fork }, "06 06 01 ac 02 05 00 00 00 00");
-    check("ask-again", RRefMessage::AskAgain, "06 07 00 00 00 00");
+    check("accepted", RRefMessage::Accepted { fork }, "06 03 01 ac 02 05 00 00 00 00");
+    check("delete", RRefMessage::Delete { fork }, "06 04 01 ac 02 05 00 00 00 00");
+    check("deleted", RRefMessage::Deleted { fork }, "06 05 01 ac 02 05 00 00 00 00");
+    check("rescind", RRefMessage::Rescind { fork }, "06 06 01 ac 02 05 00 00 00 00");
+    check("unknown", RRefMessage::Unknown { fork }, "06 07 01 ac 02 05 00 00 00 00");
+    check("ask-again", RRefMessage::AskAgain, "06 08 00 00 00 00");
+}
+
+#[test]
+fn calls_and_replies_in_an_autograd_context() {
+    let (id, context) = (MessageId::new(1), 1 << 48);
+    let call = Message::Call(Call {
+        id,
+        function: FunctionRef::InPayload,
+        encoding: Encoding::Pickle,
+        timeout_us: None,
+        nested: false,
+        autograd: Some(AutogradRef { context, message: Some(context + 3) }),
+        creates: None,
+    });
+    let autograd = Some(AutogradRef { context, message: None });
+    let returned = Outcome::Returned { encoding: Encoding::Pickle, autograd };
+
+    check_descriptor(
+        "recorded",
+        &Descriptor::with_payload(call, 99),
+        "00 01 00 01 00 00 01 80 80 80 80 80 80 40 01 83 80 80 80 80 80 40 00 63 00 00 00",
+    );
+    check_descriptor(
+        "returned-in-context",
+        &Descriptor::with_payload(Message::Reply(Reply { id, outcome: returned }), 2),
+        "01 01 00 01 01 80 80 80 80 80 80 40 00 02 00 00 00",
+    );
+}
+
+#[test]
+fn steps_of_a_backward_pass() {
+    let call = |step| {
+        let id = PassId::new(reference().1, 9);
+        let pass = Pass { id, context: 5, retain_graph: true, patience_us: Some(300) };
+        Message::Call(Call {
+            id: MessageId::new(1),
+            function: FunctionRef::Autograd(AutogradCall { pass, step }),
+            encoding: Encoding::Bytes,
+            timeout_us: None,
+            nested: false,
+            autograd: None,
+            creates: None,
+        })
+    };
+    let origin = Rank::new(2).unwrap();
+    let check = |name, step, expected: &str| {
+        let pass = "00 01 05 01 ac 02 09 05 01 01 ac 02";
+        check_message(name, call(step), &format!("{pass} {expected} 02 00 00 00 00 00 00 00 00"));
+    };
+
+    check("begin", Step::Begin, "00");
+    check("gradient", Step::Gradient { message: 6 }, "01 06");
+    check("no-gradient", Step::NoGradient { message: 6 }, "02 06");
+    check("ask", Step::Ask { message: 6 }, "03 06");
+    check("probe", Step::Probe { origin }, "04 02");
+    check("abort", Step::Abort, "05");
 }
 
 #[test]
 fn replies_of_each_outcome() {
     let reply = |outcome| Message::Reply(Reply { id: MessageId::new(1), outcome });
 
-    let returned = reply(Outcome::Returned { encoding: Encoding::Value });
-    check_descriptor("returned", &Descriptor::with_payload(returned, 2), "01 01 00 00 02 00 00 00");
+    let returned = reply(Outcome::Returned { encoding: Encoding::Value, autograd: None });
+    check_descriptor("returned", &Descriptor::with_payload(returned, 2), "01 01 00 00 00 02 00 00 00");
     let raised = reply(Outcome::Raised { encoding: Encoding::Pickle });
     check_descriptor("raised", &Descriptor::with_payload(raised, 99), "01 01 01 01 63 00 00 00");
     let failed = reply(Outcome::Failed { kind: FailureKind::Expired, text: "late".into() });

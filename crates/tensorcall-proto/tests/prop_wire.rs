@@ -8,7 +8,8 @@ use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 
-use tensorcall_proto::ids::{ForkId, Incarnation, Life, MessageId, RRefId, Rank};
+use tensorcall_proto::autograd::{AutogradCall, Pass, Step};
+use tensorcall_proto::ids::{ForkId, Incarnation, Life, MessageId, PassId, RRefId, Rank};
 use tensorcall_proto::termination::{Counts, TerminationMessage};
 use tensorcall_proto::wire::{
     AutogradRef, BufferDesc, Call, DType, Descriptor, Device, DeviceKind, Encoding, Event, FailureKind,
@@ -58,6 +59,7 @@ fn any_function() -> impl Strategy<Value = FunctionRef> {
         (slot.clone(), ".{0,40}").prop_map(|(slot, name)| FunctionRef::Define { slot, name }),
         slot.prop_map(FunctionRef::Slot),
         any_rref().prop_map(FunctionRef::Fetch),
+        any_step().prop_map(FunctionRef::Autograd),
     ]
 }
 
@@ -65,10 +67,33 @@ fn any_encoding() -> impl Strategy<Value = Encoding> {
     select(vec![Encoding::Value, Encoding::Pickle, Encoding::Bytes])
 }
 
+fn any_autograd() -> impl Strategy<Value = Option<AutogradRef>> {
+    let place = any::<(u64, Option<u64>)>();
+    option::of(place.prop_map(|(context, message)| AutogradRef { context, message }))
+}
+
+fn any_step() -> impl Strategy<Value = AutogradCall> {
+    let message = any::<u64>();
+    let step = prop_oneof![
+        Just(Step::Begin),
+        message.prop_map(|message| Step::Gradient { message }),
+        message.prop_map(|message| Step::NoGradient { message }),
+        message.prop_map(|message| Step::Ask { message }),
+        any_life().prop_map(|life| Step::Probe { origin: life.rank }),
+        Just(Step::Abort),
+    ];
+    let pass = (any_life(), any::<(u64, u64, bool, Option<u64>)>()).prop_map(
+        |(life, (local, context, retain_graph, patience_us))| {
+            let id = PassId::new(life, local);
+            Pass { id, context, retain_graph, patience_us }
+        },
+    );
+    (pass, step).prop_map(|(pass, step)| AutogradCall { pass, step })
+}
+
 fn any_call() -> impl Strategy<Value = Message> {
-    let autograd = any::<(u64, u64)>().prop_map(|(context, message)| AutogradRef { context, message });
     let creates = (any_rref(), any_fork()).prop_map(|(rref, fork)| NewRRef { rref, fork });
-    let options = (any::<Option<u64>>(), any::<bool>(), option::of(autograd), option::of(creates));
+    let options = (any::<Option<u64>>(), any::<bool>(), any_autograd(), option::of(creates));
     (any_id(), any_function(), any_encoding(), options).prop_map(
         |(id, function, encoding, (timeout_us, nested, autograd, creates))| {
             Message::Call(Call { id, function, encoding, timeout_us, nested, autograd, creates })
@@ -82,6 +107,7 @@ fn any_rref_message() -> impl Strategy<Value = RRefMessage> {
         (any_fork(), any::<bool>()).prop_map(|(fork, alive)| RRefMessage::Known { fork, alive }),
         any_fork().prop_map(|fork| RRefMessage::Accept { fork }),
         Just(RRefMessage::AskAgain),
+        any_fork().prop_map(|fork| RRefMessage::Accepted { fork }),
         any_fork().prop_map(|fork| RRefMessage::Delete { fork }),
         any_fork().prop_map(|fork| RRefMessage::Deleted { fork }),
         any_fork().prop_map(|fork| RRefMessage::Rescind { fork }),
@@ -100,7 +126,8 @@ fn any_outcome() -> impl Strategy<Value = Outcome> {
         FailureKind::Internal,
     ]);
     prop_oneof![
-        any_encoding().prop_map(|encoding| Outcome::Returned { encoding }),
+        (any_encoding(), any_autograd())
+            .prop_map(|(encoding, autograd)| Outcome::Returned { encoding, autograd }),
         any_encoding().prop_map(|encoding| Outcome::Raised { encoding }),
         (kind, ".{0,80}").prop_map(|(kind, text)| Outcome::Failed { kind, text }),
     ]

@@ -14,6 +14,7 @@ use tensorcall::{
     AgentConfig, CallError, ErrorKind, Faults, Handler, Listening, PeerInfo, Request, RpcFuture,
 };
 
+use crate::autograd::Place;
 use crate::call::{Call, Route, wait_in_slices};
 use crate::error::to_python;
 use crate::faults::{NamedFaults, Spec};
@@ -121,7 +122,9 @@ impl Agent {
         request.map(|request| self.start(py, to, request)).transpose()
     }
 
-    /// Calls what the pickle says. `label` names it in errors.
+    /// Calls what the pickle says. `label` names it in errors, `autograd` the autograd context that it
+    /// belongs to.
+    #[pyo3(signature = (to, label, payload, tensors, rrefs, timeout, autograd=None))]
     #[expect(clippy::too_many_arguments, reason = "arguments of Python")]
     fn call_pickled(
         &self,
@@ -132,8 +135,9 @@ impl Agent {
         tensors: &Bound<'_, PyList>,
         rrefs: &Bound<'_, PyList>,
         timeout: f64,
+        autograd: Option<Place>,
     ) -> PyResult<Call> {
-        let request = pickled_request(label, pickled_body(payload, tensors, rrefs)?, timeout);
+        let request = pickled_request(label, pickled_body(payload, tensors, rrefs, autograd)?, timeout);
         self.start(py, to, request)
     }
 
@@ -152,6 +156,7 @@ impl Agent {
     }
 
     /// As `call_pickled`, but the result stays with `to`: a reference to it, and the call.
+    #[pyo3(signature = (to, label, payload, tensors, rrefs, timeout, autograd=None))]
     #[expect(clippy::too_many_arguments, reason = "arguments of Python")]
     fn remote_pickled(
         &self,
@@ -162,8 +167,9 @@ impl Agent {
         tensors: &Bound<'_, PyList>,
         rrefs: &Bound<'_, PyList>,
         timeout: f64,
+        autograd: Option<Place>,
     ) -> PyResult<(RRef, Py<PyAny>)> {
-        let request = pickled_request(label, pickled_body(payload, tensors, rrefs)?, timeout);
+        let request = pickled_request(label, pickled_body(payload, tensors, rrefs, autograd)?, timeout);
         self.start_remote(py, to, request)
     }
 

@@ -12,6 +12,7 @@ use tensorcall::proto::ids::{Rank, WorkerName};
 use tensorcall::proto::wire::message::Encoding;
 use tensorcall::{Error, ErrorKind, Promise, Response, RpcFuture};
 
+use crate::autograd::{Place, to_place};
 use crate::bell::Bell;
 use crate::error::{self, to_python};
 use crate::gil::{inside, outside};
@@ -28,8 +29,8 @@ const DECODED: u8 = 0;
 const PICKLED_RESULT: u8 = 1;
 const PICKLED_EXCEPTION: u8 = 2;
 
-/// Encoding, payload, tensors and references.
-type RawResult<'py> = (u8, Bound<'py, PyAny>, Bound<'py, PyList>, Bound<'py, PyList>);
+/// Encoding, payload, tensors, references, and the autograd context that they belong to.
+type RawResult<'py> = (u8, Bound<'py, PyAny>, Bound<'py, PyList>, Bound<'py, PyList>, Option<Place>);
 
 /// One outcome: an RPC under way, or a local completion.
 #[pyclass(frozen, module = "tensorcall._tensorcall")]
@@ -153,7 +154,8 @@ impl Call {
         self.future.is_done()
     }
 
-    /// The outcome of an RPC, once: encoding, payload, tensors, references. Raises why there is none.
+    /// The outcome of an RPC, once: encoding, payload, tensors, references, autograd context. Raises why
+    /// there is none.
     fn result<'py>(&self, py: Python<'py>) -> PyResult<RawResult<'py>> {
         let outcome = self.future.take();
         let outcome =
@@ -161,17 +163,19 @@ impl Call {
         let Response { raised, encoding, body } = outcome.map_err(|error| to_python(&error))?;
         let tensors = read_tensors(py, &body.tensors, body.buffers)?;
         let payload = body.payload.as_ref();
+        let autograd = body.autograd.map(to_place);
         if encoding == Encoding::Value && !raised {
             if payload.is_empty() {
                 // The answer to a call whose result stayed there.
                 let none = py.None().into_bound(py);
-                return Ok((DECODED, none, PyList::empty(py), PyList::empty(py)));
+                return Ok((DECODED, none, PyList::empty(py), PyList::empty(py), autograd));
             }
             return Ok((
                 DECODED,
                 value::decode(py, payload, &tensors)?,
                 PyList::empty(py),
                 PyList::empty(py),
+                autograd,
             ));
         }
         let kind = if raised { PICKLED_EXCEPTION } else { PICKLED_RESULT };
@@ -179,7 +183,7 @@ impl Call {
             Origin::Rpc(route) => RRef::list(py, body.rrefs, &route.handler)?,
             Origin::Local(_) => PyList::empty(py),
         };
-        Ok((kind, PyBytes::new(py, payload).into_any(), PyList::new(py, tensors)?, rrefs))
+        Ok((kind, PyBytes::new(py, payload).into_any(), PyList::new(py, tensors)?, rrefs, autograd))
     }
 
     /// Calls `callback` once the outcome is there, on a thread that does not count as one of the

@@ -11,6 +11,7 @@ use tensorcall::body::{Body, Received};
 use tensorcall::proto::wire::message::{Encoding, FailureKind};
 use tensorcall::{Handler, InboundCall, Responder, ThreadHook};
 
+use crate::autograd::{Place, to_place, to_ref};
 use crate::gil::{self, inside, outside};
 use crate::gil_wait;
 use crate::later::Later;
@@ -21,6 +22,19 @@ use crate::value::{self, Plain};
 
 /// Hands requests to the handler object of `rpc/_handler.py`.
 pub(crate) struct PyHandler(pub(crate) Py<PyAny>);
+
+/// Who a result is for, and in which autograd context.
+#[derive(Clone, Copy)]
+pub(crate) struct Asker {
+    rank: u16,
+    autograd: Option<Place>,
+}
+
+impl Asker {
+    pub(crate) fn of(responder: &Responder) -> Self {
+        Self { rank: responder.caller().get(), autograd: responder.autograd().map(to_place) }
+    }
+}
 
 /// What a reply carries.
 pub(crate) enum Answer {
@@ -83,7 +97,7 @@ impl Handler for PyHandler {
         let begin = gil_wait::begin();
         let now = inside(|py| {
             gil_wait::end(begin);
-            match self.run(py, call) {
+            match self.run(py, call, Asker::of(&responder)) {
                 Ok(Outcome::Later(later)) => {
                     later.get().owe(py, responder);
                     None
@@ -98,8 +112,9 @@ impl Handler for PyHandler {
     }
 
     fn fetch(&self, value: Arc<dyn Any + Send + Sync>, _: InboundCall, responder: Responder) {
+        let asker = Asker::of(&responder);
         let answer = inside(|py| {
-            let packed = KeptObject::of(py, &*value).and_then(|object| self.pack(py, &object));
+            let packed = KeptObject::of(py, &*value).and_then(|object| self.pack(py, &object, asker));
             drop(value);
             Answer::of(py, packed)
         });
@@ -118,20 +133,19 @@ impl PyHandler {
         user_code::call(&method, args)
     }
 
-    fn run(&self, py: Python<'_>, call: InboundCall) -> PyResult<Outcome> {
-        let InboundCall { caller, function, encoding, body, creates } = call;
-        let Received { payload, tensors, buffers, rrefs } = body;
+    fn run(&self, py: Python<'_>, call: InboundCall, asker: Asker) -> PyResult<Outcome> {
+        let InboundCall { function, encoding, body, creates, .. } = call;
+        let Received { payload, tensors, buffers, rrefs, .. } = body;
         let tensors = read_tensors(py, &tensors, buffers)?;
-        let caller = caller.rank.get();
         if let (Some(name), Encoding::Value) = (function, encoding) {
             let arguments = value::decode(py, payload.as_ref(), &tensors)?;
             drop((payload, tensors));
-            return self.run_plain(py, &name, &arguments, caller, creates);
+            return self.run_plain(py, &name, &arguments, asker, creates);
         }
         let payload = PyBytes::new(py, payload.as_ref());
         let tensors = PyList::new(py, tensors)?;
         let rrefs = self.rref_list(py, rrefs)?;
-        let arguments = (payload, tensors, rrefs, caller);
+        let arguments = (payload, tensors, rrefs, asker.rank, asker.autograd);
         if creates {
             return self.kept_outcome(py, self.call(intern!(py, "run_pickled_here"), arguments));
         }
@@ -145,18 +159,18 @@ impl PyHandler {
         py: Python<'_>,
         name: &str,
         arguments: &Bound<'_, PyAny>,
-        caller: u16,
+        asker: Asker,
         creates: bool,
     ) -> PyResult<Outcome> {
         let (args, kwargs): (Bound<'_, PyTuple>, Bound<'_, PyDict>) = arguments.extract()?;
         let result = self
             .call(intern!(py, "resolve"), (name,))
-            .and_then(|function| self.call(intern!(py, "run_value"), (function, args, kwargs, caller)));
+            .and_then(|function| self.call(intern!(py, "run_value"), (function, args, kwargs, asker.rank)));
         if creates {
             return self.kept_outcome(py, result);
         }
         match result {
-            Ok(result) => later_or(&result, |result| self.pack(py, result)),
+            Ok(result) => later_or(&result, |result| self.pack(py, result, asker)),
             Err(error) => self.raised(py, error),
         }
     }
@@ -181,16 +195,24 @@ impl PyHandler {
         RRef::list(py, rrefs, &Arc::new(Self(self.0.clone_ref(py))))
     }
 
-    /// Packs a result: as plain data, or else as a pickle.
-    pub(crate) fn pack(&self, py: Python<'_>, result: &Bound<'_, PyAny>) -> PyResult<Answer> {
+    /// Packs a result for whoever asked: as plain data, or else as a pickle. What belongs to an autograd
+    /// context is recorded by Python, which packs it itself.
+    pub(crate) fn pack(&self, py: Python<'_>, result: &Bound<'_, PyAny>, to: Asker) -> PyResult<Answer> {
+        if to.autograd.is_some() {
+            return self.pickle(py, result, to);
+        }
         let mut writer = TensorWriter::new(py)?;
         let mut payload = Vec::new();
         if value::encode(result, &mut payload, &mut writer)? == Plain::No {
-            return pickled(&self.call(intern!(py, "dump_result"), (result,))?);
+            return self.pickle(py, result, to);
         }
         let (tensors, buffers) = writer.finish()?;
         let body = Body { payload, tensors, buffers, ..Body::default() };
         Ok(Answer::Packed { raised: false, encoding: Encoding::Value, body })
+    }
+
+    fn pickle(&self, py: Python<'_>, result: &Bound<'_, PyAny>, to: Asker) -> PyResult<Answer> {
+        pickled(&self.call(intern!(py, "dump_result"), (result, to.autograd, to.rank))?)
     }
 
     /// Packs the exception of a function.
@@ -210,11 +232,11 @@ fn later_or<'py>(
     }
 }
 
-/// A reply that Python has packed: encoding, payload, tensors, references.
+/// A reply that Python has packed: encoding, payload, tensors, references, autograd context.
 fn pickled(reply: &Bound<'_, PyAny>) -> PyResult<Answer> {
-    type Reply<'py> = (u8, Bound<'py, PyBytes>, Bound<'py, PyList>, Bound<'py, PyList>);
-    let (kind, payload, tensors, rrefs): Reply<'_> = reply.extract()?;
-    let body = pickled_body(&payload, &tensors, &rrefs)?;
+    type Reply<'py> = (u8, Bound<'py, PyBytes>, Bound<'py, PyList>, Bound<'py, PyList>, Option<Place>);
+    let (kind, payload, tensors, rrefs, autograd): Reply<'_> = reply.extract()?;
+    let body = pickled_body(&payload, &tensors, &rrefs, autograd)?;
     Ok(Answer::Packed { raised: kind == RAISED, encoding: Encoding::Pickle, body })
 }
 
@@ -223,11 +245,13 @@ pub(crate) fn pickled_body(
     payload: &Bound<'_, PyBytes>,
     tensors: &Bound<'_, PyList>,
     rrefs: &Bound<'_, PyList>,
+    autograd: Option<Place>,
 ) -> PyResult<Body> {
+    let autograd = autograd.map(to_ref);
     let payload = payload.as_bytes().to_vec();
     let rrefs = RRef::all_of(rrefs)?;
     if tensors.is_empty() {
-        return Ok(Body { payload, rrefs, ..Body::default() });
+        return Ok(Body { payload, rrefs, autograd, ..Body::default() });
     }
     let mut writer = TensorWriter::new(tensors.py())?;
     for tensor in tensors {
@@ -235,7 +259,7 @@ pub(crate) fn pickled_body(
         writer.push_again(&tensor)?;
     }
     let (tensors, buffers) = writer.finish()?;
-    Ok(Body { payload, tensors, buffers, rrefs })
+    Ok(Body { payload, tensors, buffers, rrefs, autograd })
 }
 
 fn describe(py: Python<'_>, error: &PyErr) -> String {

@@ -14,7 +14,7 @@ use tensorcall::sync::Mutex;
 
 use crate::bell::{Bell, Shared};
 use crate::gil::outside;
-use crate::handler::{Answer, PyHandler};
+use crate::handler::{Answer, Asker, PyHandler};
 use crate::spawner;
 
 /// An answer that comes later.
@@ -40,7 +40,7 @@ enum State {
 /// An outcome of which it is not known yet whether it goes to the caller or stays here.
 enum Outcome {
     Returned(Py<PyAny>),
-    Raised(Answer),
+    Raised(Box<Answer>),
 }
 
 /// Counts answers that are owed, as long as it lives.
@@ -122,8 +122,10 @@ impl Later {
     fn send(&self, py: Python<'_>, outcome: Outcome, responder: Responder) {
         let answer = match outcome {
             Outcome::Returned(result) if responder.creates() => Answer::Kept(result),
-            Outcome::Returned(result) => Answer::of(py, self.handler.pack(py, result.bind(py))),
-            Outcome::Raised(answer) => answer,
+            Outcome::Returned(result) => {
+                Answer::of(py, self.handler.pack(py, result.bind(py), Asker::of(&responder)))
+            }
+            Outcome::Raised(answer) => *answer,
         };
         outside(py, || answer.send(responder));
     }
@@ -145,7 +147,8 @@ impl Later {
 
     /// The function failed with `error`. False if there was an outcome before.
     fn raised(&self, py: Python<'_>, error: &Bound<'_, PyAny>) -> bool {
-        self.answer(py, Outcome::Raised(Answer::of(py, self.handler.pack_exception(py, error))))
+        let answer = Answer::of(py, self.handler.pack_exception(py, error));
+        self.answer(py, Outcome::Raised(Box::new(answer)))
     }
 
     /// Rings `bell` with `number` once nobody waits for the answer any more, unless it is given before.

@@ -1,6 +1,7 @@
 //! The Python extension module `tensorcall._tensorcall`. Importing it has no side effects.
 
 mod agent;
+mod autograd;
 mod bell;
 mod call;
 mod error;

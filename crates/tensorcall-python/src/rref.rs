@@ -11,6 +11,7 @@ use tensorcall::proto::ids::{ForkId, RRefId};
 use tensorcall::proto::wire::message::Encoding;
 use tensorcall::{Kept, Packed, RRefState};
 
+use crate::autograd::{Place, to_ref};
 use crate::call::{Call, Route, wait_in_slices};
 use crate::error::to_python;
 use crate::gil::{self, inside, outside};
@@ -147,6 +148,11 @@ impl RRef {
         }
     }
 
+    /// Raises if it cannot be passed on any more.
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        outside(py, || self.rref.check()).map_err(|error| to_python(&error))
+    }
+
     /// The value, on the worker that owns it, once it is there; raises what its function raised. Waits
     /// `timeout` seconds at most; `None` is for ever.
     #[pyo3(signature = (timeout))]
@@ -175,10 +181,11 @@ impl RRef {
     }
 
     /// Asks the owner for a copy of the value; 0 seconds means no limit. `label` names the call in errors.
-    #[pyo3(signature = (timeout, label="to_here"))]
-    fn fetch(&self, py: Python<'_>, timeout: f64, label: &str) -> PyResult<Call> {
+    /// `autograd` names the autograd context that it is asked in.
+    #[pyo3(signature = (timeout, label="to_here", autograd=None))]
+    fn fetch(&self, py: Python<'_>, timeout: f64, label: &str, autograd: Option<Place>) -> PyResult<Call> {
         let agent = self.rref.belongs_to();
-        let future = outside(py, || self.rref.fetch(label, time::limit(timeout)));
+        let future = outside(py, || self.rref.fetch_in(autograd.map(to_ref), label, time::limit(timeout)));
         let future = future.map_err(|error| to_python(&error))?;
         let agent = agent.ok_or_else(|| PyRuntimeError::new_err("the agent of this RRef is gone"))?;
         let to = self.rref.owner().rank;

@@ -1,6 +1,6 @@
 //! What travels with a message: payload, tensor descriptions and the tensors' memory.
 
-use tensorcall_proto::wire::message::{GoodbyeReason, Message};
+use tensorcall_proto::wire::message::{AutogradRef, GoodbyeReason, Message};
 use tensorcall_proto::wire::tensor::{BufferDesc, TensorDesc};
 use tensorcall_proto::wire::{Descriptor, Limits, WireError};
 
@@ -18,6 +18,8 @@ pub struct Body {
     pub buffers: Vec<Region>,
     /// References to values, in the order in which the payload counts them. Each sending forks them.
     pub rrefs: Vec<RRef>,
+    /// The autograd context that this belongs to, if to one.
+    pub autograd: Option<AutogradRef>,
 }
 
 impl Body {
@@ -92,6 +94,7 @@ impl Body {
             tensors: self.tensors.clone(),
             buffers: self.buffers.iter().map(copy).collect::<Result<_, _>>()?,
             rrefs: Vec::new(),
+            autograd: self.autograd,
         })
     }
 }
@@ -107,6 +110,8 @@ pub struct Received {
     pub buffers: Vec<Buffer>,
     /// References to values, in the order in which the payload counts them.
     pub rrefs: Vec<RRef>,
+    /// The autograd context that this belongs to, if to one.
+    pub autograd: Option<AutogradRef>,
 }
 
 impl Received {

@@ -11,7 +11,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tensorcall_proto::ids::{ForkId, Life, RRefId, WorkerName};
-use tensorcall_proto::wire::message::{Encoding, FailureKind};
+use tensorcall_proto::wire::message::{AutogradRef, Encoding, FailureKind};
 
 use crate::agent::{Agent, Inner, Release};
 use crate::body::Body;
@@ -137,6 +137,19 @@ impl RRef {
         }
     }
 
+    /// Looks whether it can be passed on to other workers.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::RRef`] says why it cannot.
+    pub fn check(&self) -> Result<()> {
+        match self.here() {
+            Some(agent) => agent.check_usable(self),
+            None if self.is_owner() => Ok(()),
+            None => Err(self.deleted("call fork an UserRRef")),
+        }
+    }
+
     /// The value, at its owner; `None` while the function that makes it runs.
     ///
     /// # Errors
@@ -171,7 +184,21 @@ impl RRef {
     ///
     /// [`ErrorKind::RRef`] if the reference is deleted or its creation failed, and as [`Agent::call`].
     pub fn fetch(&self, label: &str, timeout: Option<Duration>) -> Result<RpcFuture> {
-        self.agent()?.fetch(self, label, timeout)
+        self.fetch_in(None, label, timeout)
+    }
+
+    /// As [`RRef::fetch`], in an autograd context, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// As [`RRef::fetch`].
+    pub fn fetch_in(
+        &self,
+        autograd: Option<AutogradRef>,
+        label: &str,
+        timeout: Option<Duration>,
+    ) -> Result<RpcFuture> {
+        self.agent()?.fetch(self, label, timeout, autograd)
     }
 
     /// The agent that this reference belongs to, if that is still there.

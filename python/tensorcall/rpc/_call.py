@@ -167,7 +167,13 @@ def take(call: Call | Unsent) -> Any:
     return decode(*call.result())
 
 
-def decode(encoding: int, payload: Any, tensors: list[torch.Tensor], rrefs: list[_tensorcall.RRef]) -> Any:
+def decode(
+    encoding: int,
+    payload: Any,
+    tensors: list[torch.Tensor],
+    rrefs: list[_tensorcall.RRef],
+    autograd: tuple[int, int | None] | None = None,
+) -> Any:
     """The value of an answer; raises the exception that it brings."""
     if encoding == 0:
         return payload

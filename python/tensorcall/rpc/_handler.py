@@ -25,8 +25,11 @@ from ._worker import WorkerInfo
 
 _logger = logging.getLogger("tensorcall")
 
-Reply = tuple[int, bytes, list[torch.Tensor], list[_tensorcall.RRef]]
-"""Encoding (1 a pickled result, 2 a pickled exception), payload, tensors, references."""
+Autograd = tuple[int, int | None]
+"""An autograd context, and the number of the message if tensors of it require gradients."""
+
+Reply = tuple[int, bytes, list[torch.Tensor], list[_tensorcall.RRef], Autograd | None]
+"""Encoding (1 a pickled result, 2 a pickled exception), payload, tensors, references, autograd context."""
 
 RETURNED = 1
 RAISED = 2
@@ -55,15 +58,16 @@ class Handler:
         tensors: Sequence[torch.Tensor],
         rrefs: Sequence[_tensorcall.RRef],
         caller: int,
+        autograd: Autograd | None,
     ) -> Reply | _tensorcall.Later:
         """Run the pickled function with its pickled arguments."""
         try:
-            result = self.run_pickled_here(payload, tensors, rrefs, caller)
+            result = self.run_pickled_here(payload, tensors, rrefs, caller, autograd)
         except BaseException as error:
             return self.dump_exception(error)
         if isinstance(result, _tensorcall.Later):
             return result
-        return self.dump_result(result)
+        return self.dump_result(result, autograd, caller)
 
     def run_pickled_here(
         self,
@@ -71,6 +75,7 @@ class Handler:
         tensors: Sequence[torch.Tensor],
         rrefs: Sequence[_tensorcall.RRef],
         caller: int,
+        autograd: Autograd | None,
     ) -> Any:
         """As :meth:`run_pickled`, but the result stays here as it is and exceptions pass."""
         try:
@@ -162,15 +167,15 @@ class Handler:
         future.add_done_callback(partial(_answer, later))
         return later
 
-    def dump_result(self, obj: object) -> Reply:
-        """Pack a result; if it cannot be sent, the exception that says so."""
+    def dump_result(self, obj: object, autograd: Autograd | None, caller: int) -> Reply:
+        """Pack a result for `caller`; if it cannot be sent, the exception that says so."""
         try:
             payload, tensors, rrefs = internal.pack(internal._internal_rpc_pickler, obj)
             _target.check_devices(tensors, "Response", "the caller")
         except BaseException as error:
             text = f"{type(error).__name__}: {error}"
             return self._raised(RuntimeError(text).with_traceback(error.__traceback__))
-        return RETURNED, payload, tensors, rrefs
+        return RETURNED, payload, tensors, rrefs, None
 
     def dump_exception(self, exc: BaseException) -> Reply:
         """Show an exception on this worker's ``sys.stderr`` and pack it for the caller."""
@@ -187,7 +192,7 @@ class Handler:
             # A stream that is closed or cannot write the text must not cost the caller the exception.
             with contextlib.suppress(Exception):
                 print(text, file=sys.stderr)  # noqa: T201 (programs redirect sys.stderr and read this)
-        return RAISED, payload, tensors, rrefs
+        return RAISED, payload, tensors, rrefs, None
 
 
 def _answer(later: _tensorcall.Later, future: Any) -> None:

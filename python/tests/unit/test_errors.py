@@ -50,7 +50,7 @@ def handler():
 
 
 def arrive(handler, func, *args):
-    encoding, payload, tensors, _ = handler.run_pickled(*serialize(PythonUDF(func, args, {})), [], 0)
+    encoding, payload, tensors, *_ = handler.run_pickled(*serialize(PythonUDF(func, args, {})), [], 0, None)
     assert encoding == 2
     return _remote_error.load(payload, tensors)
 
@@ -170,7 +170,7 @@ def test_a_function_that_is_missing_here_is_a_runtime_error(handler, monkeypatch
     payload, tensors = serialize(PythonUDF(vanishing, (), {}))
     monkeypatch.delattr(module, "vanishing")
 
-    encoding, payload, tensors, _ = handler.run_pickled(payload, tensors, [], 0)
+    encoding, payload, tensors, *_ = handler.run_pickled(payload, tensors, [], 0, None)
 
     error = _remote_error.load(payload, tensors)
     assert encoding == 2
@@ -218,7 +218,7 @@ def test_text_of_any_script_arrives_as_it_was(handler, text):
 
 def sent(handler, error):
     """The exception as its caller gets it, without a way through the arguments of a call."""
-    _, payload, tensors, _ = handler.dump_exception(error)
+    _, payload, tensors, *_ = handler.dump_exception(error)
     return _remote_error.load(payload, tensors)
 
 

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 pub use super::descriptor::Descriptor;
 use super::frame::Priority;
+use crate::autograd::AutogradCall;
 use crate::ids::{MessageId, RRefId};
 use crate::rref::{NewRRef, RRefMessage};
 use crate::termination::TerminationMessage;
@@ -95,7 +96,7 @@ pub struct Call {
     /// Whether a pool thread of the caller waits for this call, so that refusing it could
     /// deadlock.
     pub nested: bool,
-    /// The autograd context this call belongs to. Reserved: `None` in version 0.
+    /// The autograd context this call belongs to, if to one.
     pub autograd: Option<AutogradRef>,
     /// What to keep the result as. The reply then says how the function ended, and has an empty payload
     /// unless it raised.
@@ -124,6 +125,8 @@ pub enum FunctionRef {
     Slot(u32),
     /// None: the value of this reference, which the receiver owns. Answered when it is there.
     Fetch(RRefId),
+    /// None: part of a backward pass.
+    Autograd(AutogradCall),
 }
 
 /// How a payload is written.
@@ -137,13 +140,14 @@ pub enum Encoding {
     Bytes,
 }
 
-/// A place in a distributed autograd graph. Reserved.
+/// A place in a distributed autograd graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct AutogradRef {
     /// Number of the autograd context.
     pub context: u64,
-    /// Number that joins the send function to the recv function.
-    pub message: u64,
+    /// Number that joins the send function to the recv function: those tensors of the message that require
+    /// gradients, in their order, are inputs of the one and outputs of the other. `None` if there are none.
+    pub message: Option<u64>,
 }
 
 /// Answers a [`Call`].
@@ -162,6 +166,8 @@ pub enum Outcome {
     Returned {
         /// How the payload is written.
         encoding: Encoding,
+        /// The autograd context that the result belongs to, if to one.
+        autograd: Option<AutogradRef>,
     },
     /// The function raised an exception of its own; the body is that exception.
     Raised {
@@ -223,12 +229,16 @@ pub enum GoodbyeReason {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::autograd::AutogradCall;
     use crate::ids::{ForkId, Incarnation, Life, Rank};
 
     #[test]
     fn priority_follows_kind_and_size() {
         let id = MessageId::new(1);
-        let reply = Message::Reply(Reply { id, outcome: Outcome::Returned { encoding: Encoding::Bytes } });
+        let reply = Message::Reply(Reply {
+            id,
+            outcome: Outcome::Returned { encoding: Encoding::Bytes, autograd: None },
+        });
 
         assert_eq!(Message::Cancel { id }.priority(0), Priority::Control);
         assert_eq!(Message::Goodbye { reason: GoodbyeReason::Forced }.priority(0), Priority::Bulk);

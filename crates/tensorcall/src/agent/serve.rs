@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use tensorcall_proto::ids::{Identity, Incarnation, Life, MessageId, RRefId, Rank};
 use tensorcall_proto::serving::{CancelOutcome, RequestKey, Start};
-use tensorcall_proto::wire::message::{Call, Encoding, FailureKind, FunctionRef, Message, Outcome, Reply};
+use tensorcall_proto::wire::message::{
+    AutogradRef, Call, Encoding, FailureKind, FunctionRef, Message, Outcome, Reply,
+};
 
 use super::pool::{Refusal, ThreadHook};
 use super::{Inner, LinkEntry};
@@ -54,6 +56,7 @@ pub struct Responder {
     link: CallerLink,
     key: RequestKey,
     creates: Option<RRefId>,
+    autograd: Option<AutogradRef>,
     answered: bool,
 }
 
@@ -89,7 +92,7 @@ pub(super) enum Task {
 impl Responder {
     /// The function returned this. If the result is to stay here it is kept as it is, packed.
     pub fn returned(self, encoding: Encoding, body: Body) {
-        self.answer(Outcome::Returned { encoding }, body);
+        self.answer(returned(encoding, &body), body);
     }
 
     /// The function raised this. If the result was to stay here, everybody who asks for it gets this.
@@ -112,12 +115,22 @@ impl Responder {
         self.answered = true;
         let Some(agent) = self.agent.upgrade().filter(|agent| agent.home.is_here()) else { return };
         agent.resolve(rref, Kept::Value(value));
-        self.send(&agent, Outcome::Returned { encoding: Encoding::Value }, Body::default());
+        self.send(&agent, NOTHING, Body::default());
     }
 
     /// Whether the result is to stay here, see [`InboundCall::creates`].
     pub fn creates(&self) -> bool {
         self.creates.is_some()
+    }
+
+    /// The autograd context that the request belongs to, if to one.
+    pub fn autograd(&self) -> Option<AutogradRef> {
+        self.autograd
+    }
+
+    /// The rank of the worker that gets the answer.
+    pub fn caller(&self) -> Rank {
+        self.key.peer
     }
 
     /// Whether nobody wants the answer any more: the caller cancelled the call or is gone. A function
@@ -175,13 +188,8 @@ impl Responder {
         // Finished before it is sent: until the answer arrives the caller counts it as outstanding.
         if agent.serving.lock().finish(self.key) {
             let message = Message::Reply(Reply { id: self.key.id, outcome });
-            let lost = forks.clone();
-            agent.forks_take(self.link.id, &forks);
+            agent.forks_return(self.link.id, &forks);
             self.link.handle.send(Outbound { message, body, rrefs: forks, id: None });
-            // A link that breaks from now on is told to the references; one that broke before was.
-            if !lost.is_empty() && !agent.links.lock().contains_key(&self.link.id) {
-                agent.forks_unsent(&lost);
-            }
         } else {
             agent.forks_unsent(&forks);
         }
@@ -189,13 +197,21 @@ impl Responder {
     }
 }
 
+/// What the caller of a function is told whose result stays here.
+const NOTHING: Outcome = Outcome::Returned { encoding: Encoding::Value, autograd: None };
+
+fn returned(encoding: Encoding, body: &Body) -> Outcome {
+    Outcome::Returned { encoding, autograd: body.autograd }
+}
+
 /// Takes apart what a function that was to leave its result here came to: what is kept, and what the
 /// caller is told.
 fn keep_answer(outcome: Outcome, body: Body) -> (Kept, Outcome, Body) {
     match outcome {
-        Outcome::Returned { encoding } => {
-            let kept = Kept::packed(false, encoding, body);
-            (kept, Outcome::Returned { encoding: Encoding::Value }, Body::default())
+        Outcome::Returned { encoding, .. } => {
+            // Whoever fetches it does so in a context of its own.
+            let kept = Kept::packed(false, encoding, Body { autograd: None, ..body });
+            (kept, NOTHING, Body::default())
         }
         Outcome::Raised { encoding } => {
             let kept = Kept::packed(true, encoding, body.clone());
@@ -225,7 +241,9 @@ impl Pending {
     /// What answers it, once it was started.
     pub(super) fn responder(&self, agent: &Weak<Inner>) -> Responder {
         let creates = if let Task::Create(rref) = self.task { Some(rref) } else { None };
-        Responder { agent: agent.clone(), link: self.link.clone(), key: self.key, creates, answered: false }
+        let autograd = self.call.body.autograd;
+        let (agent, link, key) = (agent.clone(), self.link.clone(), self.key);
+        Responder { agent, link, key, creates, autograd, answered: false }
     }
 
     /// Answers without having run it.
@@ -237,6 +255,7 @@ impl Pending {
 impl Inner {
     /// Takes in a request and queues it for the pool.
     pub(super) fn admit(self: &Arc<Self>, caller: Identity, link: CallerLink, call: Call, body: Received) {
+        let body = Received { autograd: call.autograd, ..body };
         let key = RequestKey { peer: caller.rank, incarnation: caller.incarnation, id: call.id };
         let deadline = call.timeout_us.map(|micros| now() + Duration::from_micros(micros));
         if self.is_closed() {
@@ -248,6 +267,10 @@ impl Inner {
             FunctionRef::InPayload => (None, task),
             FunctionRef::Name(name) => (Some(name), task),
             FunctionRef::Fetch(rref) => (None, Task::Fetch(rref)),
+            FunctionRef::Autograd(_) => {
+                let text = "this worker has no local engine for backward passes".to_owned();
+                return refuse(&*link.handle, key, FailureKind::Usage, text);
+            }
             FunctionRef::Define { .. } | FunctionRef::Slot(_) => {
                 let text = "function slots are reserved in this version of the wire format".to_owned();
                 return refuse(&*link.handle, key, FailureKind::Protocol, text);

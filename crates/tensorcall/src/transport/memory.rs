@@ -217,7 +217,7 @@ fn transfer(message: Outbound, limits: &Limits) -> Result<Inbound, Box<dyn std::
     let (descriptor, payload, buffers) = message.describe();
     let descriptor = Descriptor::decode(&descriptor.encode(), limits)?;
     let Descriptor { message, tensors, rrefs, .. } = descriptor;
-    let body = Body { payload, tensors, buffers, rrefs: Vec::new() }.receive()?;
+    let body = Body { payload, tensors, buffers, ..Body::default() }.receive()?;
     Ok(Inbound { message, body, rrefs })
 }
 

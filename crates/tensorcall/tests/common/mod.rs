@@ -269,12 +269,13 @@ pub(crate) fn leave_together(agents: Vec<Agent>) {
 
 /// A function that gives back what it gets, and fails unless all of it is aligned.
 pub(crate) fn mirror(call: InboundCall, responder: Responder) {
-    let Received { payload, tensors, buffers, rrefs } = call.body;
+    let Received { payload, tensors, buffers, rrefs, autograd } = call.body;
     if let Some(misaligned) = buffers.iter().chain([&payload]).find(|b| !is_aligned(b)) {
         return responder.failed(FailureKind::Internal, format!("{misaligned:?} is not aligned"));
     }
     let buffers = buffers.into_iter().map(Region::from_buffer).collect();
-    responder.returned(Encoding::Bytes, Body { payload: payload.as_ref().to_vec(), tensors, buffers, rrefs });
+    let payload = payload.as_ref().to_vec();
+    responder.returned(Encoding::Bytes, Body { payload, tensors, buffers, rrefs, autograd });
 }
 
 pub(crate) fn is_aligned(buffer: &Buffer) -> bool {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tensorcall_proto::ids::{ForkId, Identity, Life, RRefId, Rank};
 use tensorcall_proto::rref::{Created, Found, NewRRef, RRefDesc, RRefError, Wait};
-use tensorcall_proto::wire::message::{Encoding, FailureKind, FunctionRef};
+use tensorcall_proto::wire::message::{AutogradRef, Encoding, FailureKind, FunctionRef};
 
 use super::{Inner, State, Stored, Waiter};
 use crate::agent::serve::Task;
@@ -248,13 +248,19 @@ impl Inner {
     }
 
     /// Asks the owner for a copy of the value.
-    pub(crate) fn fetch(&self, rref: &RRef, label: &str, timeout: Option<Duration>) -> Result<RpcFuture> {
+    pub(crate) fn fetch(
+        &self,
+        rref: &RRef,
+        label: &str,
+        timeout: Option<Duration>,
+        autograd: Option<AutogradRef>,
+    ) -> Result<RpcFuture> {
         self.prepare_fetch(rref)?;
         let request = Request {
             function: FunctionRef::Fetch(rref.id()),
             label: label.into(),
             encoding: Encoding::Value,
-            body: Body::default(),
+            body: Body { autograd, ..Body::default() },
             timeout,
             deadline: None,
             creates: None,
@@ -267,6 +273,20 @@ impl Inner {
         let kept = rref.clone();
         future.on_done(move || drop(kept));
         Ok(future)
+    }
+
+    /// Whether a reference can be passed on; if not, why.
+    pub(crate) fn check_usable(&self, rref: &RRef) -> Result<()> {
+        let what = "call fork an UserRRef";
+        let state = self.rrefs.state.lock();
+        if rref.is_owner() {
+            return state.failures.get(&rref.fork_id()).map_or(Ok(()), |failure| Err(failure.clone()));
+        }
+        match state.user.standing(rref.fork_id()).map(|standing| standing.error) {
+            Some(None) => Ok(()),
+            Some(Some(error)) => Err(self.rref_error(&state, rref, error, what)),
+            None => Err(rref.deleted(what)),
+        }
     }
 
     fn prepare_fetch(&self, rref: &RRef) -> Result<()> {
@@ -326,7 +346,6 @@ impl State {
 
     fn unsent(&mut self, forks: &[RRefDesc]) {
         for desc in forks {
-            self.in_transit.remove(&desc.fork);
             self.user.unsent(desc.fork);
             self.owner.unsent(desc.fork);
         }

@@ -82,6 +82,7 @@ pub(super) fn dispatch(
                     tensors: std::mem::take(&mut arrived.descriptor.tensors),
                     buffers: arrived.buffers,
                     rrefs: Vec::new(),
+                    autograd: None,
                 };
                 let Descriptor { message, rrefs, .. } = arrived.descriptor;
                 events.received(link, Inbound { message, body, rrefs });
