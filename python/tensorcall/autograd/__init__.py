@@ -16,7 +16,7 @@ from types import TracebackType
 
 import torch
 
-from . import _context, _release
+from . import _backward, _context, _engine, _release
 from ._context import DistAutogradContext as DistAutogradContext
 
 __all__ = ["context", "is_available"]
@@ -68,7 +68,7 @@ def backward(context_id: int, roots: Sequence[torch.Tensor], retain_graph: bool 
         RuntimeError: there is no such context, a root has no graph, or the pass failed on some worker.
             The context can be used again then.
     """
-    raise RuntimeError("tensorcall does not implement the backward pass of distributed autograd yet")
+    _backward.backward(context_id, roots, retain_graph)
 
 
 def get_gradients(context_id: int) -> dict[torch.Tensor, torch.Tensor]:
@@ -125,6 +125,6 @@ def _get_max_id() -> int:
 def _get_debug_info() -> dict[str, str]:
     """How many backward passes and contexts there are on this worker."""
     return {
-        "num_current_backward_passes": "0",
+        "num_current_backward_passes": str(_engine.engine.count()),
         "num_autograd_contexts": str(_context.container.count()),
     }

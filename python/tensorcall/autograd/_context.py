@@ -17,8 +17,6 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from ..rpc import _fork
-
 if TYPE_CHECKING:
     import torch
 
@@ -39,7 +37,7 @@ class DistAutogradContext:
         self._sends: dict[int, Any] = {}
         self._recvs: dict[int, Any] = {}
         self._known: set[int] = set()
-        self._calls: dict[int, _tensorcall.Call] = {}
+        self._calls: dict[int, tuple[_tensorcall.Call, int | None]] = {}
         self._gradients: dict[torch.Tensor, torch.Tensor] = {}
         self._released = False
 
@@ -62,13 +60,18 @@ class DistAutogradContext:
         with self._lock:
             return set(self._known)
 
+    def is_local(self) -> bool:
+        """Whether no message has carried it to this worker or from here."""
+        with self._lock:
+            return not (self._known or self._sends or self._recvs)
+
     def sends_to(self, rank: int) -> None:
         """Note that a message that carries the context goes to that worker."""
         with self._lock:
             self._known.add(rank)
 
     def add_send(self, message: int, function: Any) -> None:
-        """Note the send function of a message."""
+        """Note the send function of a message; it knows the worker that the message goes to."""
         with self._lock:
             self._sends[message] = function
 
@@ -82,20 +85,22 @@ class DistAutogradContext:
         with self._lock:
             self._recvs[message] = function
 
-    def add_call(self, call: _tensorcall.Call) -> None:
-        """Note a call made in the context; its answer may bring tensors."""
+    def add_call(self, call: _tensorcall.Call, message: int | None) -> None:
+        """Note a call made in the context, and its message if that has a send function."""
         with self._lock:
-            self._calls[id(call)] = call
+            self._calls[id(call)] = call, message
+        context_of_call[id(call)] = self
 
-    def drop_call(self, call: _tensorcall.Call) -> None:
-        """Forget a call whose answer was taken."""
+    def drop_call(self, call: _tensorcall.Call) -> int | None:
+        """Forget a call whose outcome was taken; its message."""
         with self._lock:
-            self._calls.pop(id(call), None)
+            context_of_call.pop(id(call), None)
+            return self._calls.pop(id(call), (None, None))[1]
 
     def open_calls(self) -> list[_tensorcall.Call]:
-        """The calls whose answers nobody has taken."""
+        """The calls whose outcomes nobody has taken."""
         with self._lock:
-            return list(self._calls.values())
+            return [call for call, _ in self._calls.values()]
 
     def gradients(self) -> dict[torch.Tensor, torch.Tensor]:
         """The gradients of this worker's leaves."""
@@ -119,10 +124,12 @@ class DistAutogradContext:
         """End; returns the workers to be told and the calls whose answers nobody has taken."""
         with self._lock:
             self._released = True
-            known, calls = self._known, list(self._calls.values())
+            known, calls = self._known, [call for call, _ in self._calls.values()]
             graph = (self._sends, self._recvs, self._gradients)
             self._known, self._calls = set(), {}
             self._sends, self._recvs, self._gradients = {}, {}, {}
+        for call in calls:
+            context_of_call.pop(id(call), None)
         # Freeing the graph may run code of the program: not under the lock.
         del graph
         return known, calls
@@ -230,15 +237,18 @@ class _Container:
 
 container = _Container()
 
+context_of_call: dict[int, DistAutogradContext] = {}
+"""By their ids, the calls whose outcomes nobody has taken; their contexts keep them."""
+
 current: ContextVar[DistAutogradContext | None] = ContextVar("tensorcall.autograd.context", default=None)
 """The context of this thread or task; it may have been released meanwhile."""
 
 
-@_fork.in_child
-def _begin_anew() -> Any:
-    # The graphs stay what they are: letting go of them could run code that is not meant for the child.
+def begin_anew() -> Any:
+    """In a forked child: have no contexts. What is returned, the parent's, must be kept and left alone."""
     global container
     inherited, container = container, _Container()
+    context_of_call.clear()
     current.set(None)
     return inherited
 

@@ -17,38 +17,42 @@ import functools
 import operator
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from . import _functions
-from ._context import DistAutogradContext, _Container
+from . import _context, _functions
+from ._context import DistAutogradContext
 from ._functions import Gradients
 
 PassId = tuple[int, int]
-Arrived = tuple[int | None, Gradients | None]
-"""A source, by its message or `None` for the roots, and its gradients; `None` if there are none."""
-Plan = tuple[list[int], list[tuple[int, int, list[int]]], list[int]]
-"""Messages of the send functions; of each recv function the message, the sender and the sources that reach
-it; the workers that the context went to."""
+Arrived = tuple[int | None, Gradients]
+"""A source, by its message, and its gradients; or the roots, by `None`."""
+Plan = tuple[list[tuple[int, int]], list[tuple[int, int, list[int]]], list[int]]
+"""Of the send functions the messages and the workers that these went to; of each recv function the message,
+the sender and the places of the sources that reach it; the workers that the context went to."""
 
 _WORKER_SHIFT = 48
 _run_backward: Any = torch.autograd.Variable._execution_engine.run_backward
 
 
 class LocalEngine:
-    """The passes of one worker."""
+    """The passes of one worker.
 
-    def __init__(self, container: _Container) -> None:
-        self._container = container
+    Args:
+        find: gives its contexts by their ids.
+    """
+
+    def __init__(self, find: Callable[[int], DistAutogradContext | None]) -> None:
+        self._find = find
         self._lock = threading.Lock()
         self._passes: dict[tuple[int, PassId], _Pass] = {}
 
-    def plan(self, context_id: int, pass_id: PassId, roots: Sequence[torch.Tensor] | None) -> Plan:
+    def plan(self, context_id: int, pass_id: PassId, roots: Roots | None) -> Plan:
         """Begin a pass here. The roots, if any, are the last source."""
-        context = self._container.find(context_id)
+        context = self._find(context_id)
         if context is None:
             # The message that should have brought it never arrived.
             return [], [], []
@@ -62,24 +66,29 @@ class LocalEngine:
         context_id: int,
         pass_id: PassId,
         arrived: Sequence[Arrived],
+        wanted: Sequence[int],
         *,
         last: bool,
         retain_graph: bool,
     ) -> list[tuple[int, Gradients]]:
-        """Take in sources; the gradients of recv functions that are complete now.
+        """Take in sources; the gradients of recv functions.
 
         Args:
             context_id: the context.
             pass_id: the pass.
             arrived: the sources.
-            last: whether these are the last ones: the leaves' gradients go to the context.
+            wanted: messages of recv functions: those whose sources are complete now.
+            last: whether all sources are: the leaves' gradients go to the context.
             retain_graph: whether the graph is kept for another pass.
         """
         with self._lock:
             found = self._passes.get((context_id, pass_id))
         if found is None:
             raise RuntimeError(f"there is no backward pass {pass_id} in autograd context {context_id} here")
-        return found.advance(arrived, last=last, retain_graph=retain_graph)
+        complete: list[tuple[int, Gradients]] = found.executor(
+            functools.partial(found.advance, arrived, wanted, last=last, retain_graph=retain_graph)
+        )
+        return complete
 
     def end(self, context_id: int, pass_id: PassId) -> None:
         """Forget a pass, whether it came to its end or failed."""
@@ -93,65 +102,80 @@ class LocalEngine:
         return len(self._passes)
 
 
+def _run_here(work: Callable[[], Any]) -> Any:
+    return work()
+
+
+class Roots(NamedTuple):
+    """What a pass begins with."""
+
+    tensors: Sequence[torch.Tensor]
+    executor: Callable[[Callable[[], Any]], Any] = _run_here
+    """Runs the parts of the pass on the worker that began it."""
+
+
 class _Pass:
     """One backward pass in one context."""
 
-    def __init__(self, context: DistAutogradContext, roots: Sequence[torch.Tensor] | None) -> None:
+    def __init__(self, context: DistAutogradContext, roots: Roots | None) -> None:
         self._context = context
+        self.executor = _run_here if roots is None else roots.executor
         self._sources: dict[int | None, _Source] = {}
         sends = context._send_functions()
         for message, node in sends.items():
             self._sources[message] = _Source(1 << len(self._sources), [_functions.send_edge(node)])
         if roots is not None:
-            source = _Source(1 << len(sends), [get_gradient_edge(root) for root in roots])
-            source.gradients = [torch.ones_like(root) for root in roots]
+            source = _Source(1 << len(sends), [get_gradient_edge(root) for root in roots.tensors])
+            source.gradients = [torch.ones_like(root) for root in roots.tensors]
             self._sources[None] = source
         self._below = _below([edge.node for source in self._sources.values() for edge in source.edges])
         reach = _reach(self._below, list(self._sources.values()))
         self._leaves = [node for node in self._below if type(node) is _functions.LeafNode]
-        self._arrived = 0
-        self._waiting: dict[Any, tuple[int, int]] = {}
+        self._waiting: dict[int, tuple[Any, int]] = {}
         recvs = []
         for message, node in context._recv_functions().items():
             mask = 0 if node is None else reach.get(node, 0)
             recvs.append((message, message >> _WORKER_SHIFT, _places(mask)))
-            if mask:
-                self._waiting[node] = message, mask
-        self.plan: Plan = list(sends), recvs, sorted(context._known_worker_ids())
+            if node is not None:
+                self._waiting[message] = node, mask
+        self._refuse_others({node for node, _ in self._waiting.values()})
+        to = [(message, node.rank) for message, node in sends.items()]
+        self.plan: Plan = to, recvs, sorted(context._known_worker_ids())
+
+    def _refuse_others(self, own: set[Any]) -> None:
+        for node in self._below:
+            if type(node) is _functions.RecvNode and node not in own:
+                raise RuntimeError(
+                    "Autograd context no longer valid: a tensor that was received in autograd context "
+                    f"{node.context_id} is part of the graph of a pass in {self._context._context_id()}"
+                )
 
     def advance(
-        self, arrived: Sequence[Arrived], *, last: bool, retain_graph: bool
+        self, arrived: Sequence[Arrived], wanted: Sequence[int], *, last: bool, retain_graph: bool
     ) -> list[tuple[int, Gradients]]:
         """Take in sources and run torch's engine as far as it has to."""
         for message, values in arrived:
-            source = self._sources[message]
-            self._arrived |= source.bit
-            if message is not None and values is not None and any(value is not None for value in values):
+            source = self._sources.get(message)
+            if source is not None and message is not None:
                 source.values, source.gradients = values, [_NOTHING]
-        ready = {node: mask for node, (_, mask) in self._waiting.items() if not mask & ~self._arrived}
-        if last:
-            reach = -1
-            keep = retain_graph
-        else:
-            reach = functools.reduce(operator.or_, ready.values(), 0)
-            keep = retain_graph or self._run_again(set(ready))
+        ready = [(message, *self._waiting.pop(message)) for message in wanted]
+        recvs = [node for _, node, _ in ready]
         leaves = self._leaves if last else []
-        found = self._run(reach, list(ready), leaves, keep)
+        reach = -1 if last else functools.reduce(operator.or_, (mask for *_, mask in ready), 0)
+        keep = retain_graph or (not last and self._run_again(recvs))
+        found = self._run(reach, recvs, leaves, keep)
         if last:
             self._commit(leaves, found)
-            self._below = {}
-        complete = []
-        for node in ready:
-            message, _ = self._waiting.pop(node)
-            gradients = found.run.found.get(node)
-            complete.append((message, gradients or [None] * _functions.outputs_of(node)))
-        return complete
+        return [
+            (message, found.run.found.get(node) or [None] * _functions.outputs_of(node))
+            for message, node, _ in ready
+        ]
 
     def _run(self, reach: int, recvs: list[Any], leaves: list[Any], keep: bool) -> _Found:
         """Run torch's engine from the sources in `reach` to these recv functions and leaves."""
         edges: list[GradientEdge] = []
         gradients: list[torch.Tensor] = []
-        run = _functions.Run(self._context._context_id(), {})
+        run = _functions.Run()
         for source in self._sources.values():
             if source.bit & reach and source.gradients is not None:
                 edges += source.edges
@@ -174,12 +198,14 @@ class _Pass:
             )
         return _Found(run, list(results[: len(leaves)]))
 
-    def _run_again(self, ready: set[Any]) -> bool:
+    def _run_again(self, recvs: list[Any]) -> bool:
         """Whether nodes that lead to these recv functions lead elsewhere, too."""
+        ready = set(recvs)
+        waiting = {node for node, _ in self._waiting.values()}
         leads: dict[Any, tuple[bool, bool]] = {}
         for node in reversed(_ordered(self._below)):
             here = node in ready
-            there = not here and (node in self._waiting or type(node) is _functions.LeafNode)
+            there = not here and (node in waiting or type(node) is _functions.LeafNode)
             for below in self._below[node]:
                 here |= leads[below][0]
                 there |= leads[below][1]
@@ -319,9 +345,7 @@ _REFERENCES = 3
 
 def _own(gradient: torch.Tensor, leaf: torch.Tensor, shared: set[int]) -> torch.Tensor:
     """A gradient that may be kept as it is, or a copy: as torch decides for ``.grad``."""
-    if (
-        _memory(gradient) in shared or sys.getrefcount(gradient) > _REFERENCES or gradient._use_count() > 1  # type: ignore[attr-defined]
-    ):
+    if _memory(gradient) in shared or sys.getrefcount(gradient) > _REFERENCES or gradient._use_count() > 1:
         return _copied(gradient, leaf)
     if gradient.layout is torch.sparse_coo:
         whole = gradient._indices().is_contiguous() and gradient._values().is_contiguous()
@@ -361,3 +385,14 @@ def _hooks_of(register: Any) -> list[Any]:
 
 def _no_hook(*_: Any) -> None:
     """Stands for a hook for a moment."""
+
+
+engine = LocalEngine(lambda context_id: _context.container.find(context_id))
+"""That of this process."""
+
+
+def begin_anew() -> Any:
+    """In a forked child: have no passes. What is returned, the parent's, must be kept and left alone."""
+    inherited = engine._passes
+    engine._lock, engine._passes = threading.Lock(), {}
+    return inherited

@@ -28,9 +28,8 @@ Gradients = list[torch.Tensor | None]
 class Run:
     """What flows between the nodes and the pass, while torch's engine runs."""
 
-    def __init__(self, context_id: int, arrived: dict[Any, Gradients]) -> None:
-        self.context_id = context_id
-        self.arrived = arrived
+    def __init__(self) -> None:
+        self.arrived: dict[Any, Gradients] = {}
         """What send functions hand out."""
         self.found: dict[Any, Gradients] = {}
         """What recv functions hand in."""
@@ -89,11 +88,6 @@ def _run_of(node: Any) -> Run:
             "this graph leads to another worker: use torch.distributed.autograd.backward(context_id, ...) in "
             "the place of backward()"
         )
-    if run.context_id != node.context_id:
-        raise RuntimeError(
-            f"Autograd context no longer valid: a tensor that was received in autograd context "
-            f"{node.context_id} is part of the graph of a pass in context {run.context_id}"
-        )
     return run
 
 
@@ -108,11 +102,13 @@ LeafNode: type[Any] = type(get_gradient_edge(torch.zeros((), requires_grad=True)
 """What the graph has in the place of leaves."""
 
 
-def record_send(context: DistAutogradContext, message: int, tensors: Sequence[torch.Tensor]) -> None:
-    """Make the send function of a message; `tensors` need gradients."""
-    out: Any = _Send.apply(*tensors)  # type: ignore[no-untyped-call]
+def record_send(
+    context: DistAutogradContext, message: int, rank: int, tensors: Sequence[torch.Tensor]
+) -> None:
+    """Make the send function of a message to a worker; `tensors` need gradients."""
+    out: Any = _Send.apply(*tensors)
     node = out.grad_fn
-    node.context_id = context._context_id()
+    node.context_id, node.rank = context._context_id(), rank
     context.add_send(message, node)
 
 
@@ -126,10 +122,10 @@ def record_recv(context: DistAutogradContext, message: int, tensors: Sequence[to
     # torch's engine executes what leads to the leaves that it is asked for: this is the recv function's.
     anchor = torch.zeros((), requires_grad=True)
     if torch.is_grad_enabled():
-        _Recv.apply(anchor, *tensors)  # type: ignore[no-untyped-call]
+        _Recv.apply(anchor, *tensors)
     else:
         with torch.enable_grad():
-            _Recv.apply(anchor, *tensors)  # type: ignore[no-untyped-call]
+            _Recv.apply(anchor, *tensors)
     node: Any = tensors[0].grad_fn
     node.context_id = context._context_id()
     context.add_recv(message, node)

@@ -18,6 +18,11 @@ from typing import Any
 import torch
 
 from .. import _tensorcall
+from ..autograd import _context, _messages
+from ..autograd._context import DistAutogradContext
+from ..autograd._engine import PassId, Plan, Roots
+from ..autograd._engine import engine as local_engine
+from ..autograd._messages import Mark, PackedGradients
 from . import _agent, _fork, _remote_error, _target, internal, server_process_global_profiler
 from ._coroutines import Coroutines
 from ._remote_error import ErrorCarrier, OperatorError
@@ -25,10 +30,7 @@ from ._worker import WorkerInfo
 
 _logger = logging.getLogger("tensorcall")
 
-Autograd = tuple[int, int | None]
-"""An autograd context, and the number of the message if tensors of it require gradients."""
-
-Reply = tuple[int, bytes, list[torch.Tensor], list[_tensorcall.RRef], Autograd | None]
+Reply = tuple[int, bytes, list[torch.Tensor], list[_tensorcall.RRef], Mark | None]
 """Encoding (1 a pickled result, 2 a pickled exception), payload, tensors, references, autograd context."""
 
 RETURNED = 1
@@ -58,7 +60,7 @@ class Handler:
         tensors: Sequence[torch.Tensor],
         rrefs: Sequence[_tensorcall.RRef],
         caller: int,
-        autograd: Autograd | None,
+        autograd: Mark | None,
     ) -> Reply | _tensorcall.Later:
         """Run the pickled function with its pickled arguments."""
         try:
@@ -75,11 +77,25 @@ class Handler:
         tensors: Sequence[torch.Tensor],
         rrefs: Sequence[_tensorcall.RRef],
         caller: int,
-        autograd: Autograd | None,
+        autograd: Mark | None,
     ) -> Any:
         """As :meth:`run_pickled`, but the result stays here as it is and exceptions pass."""
+        if autograd is None:
+            return self._run(payload, tensors, rrefs, caller, None)
+        # The context is the function's, and that of the calls which it makes.
+        with _context.entered(_context.container.enter(autograd[0])):
+            return self._run(payload, tensors, rrefs, caller, autograd)
+
+    def _run(
+        self,
+        payload: bytes,
+        tensors: Sequence[torch.Tensor],
+        rrefs: Sequence[_tensorcall.RRef],
+        caller: int,
+        autograd: Mark | None,
+    ) -> Any:
         try:
-            func, args, kwargs = internal.unpack(payload, tensors, rrefs)
+            func, args, kwargs = _messages.unpack(autograd, payload, tensors, rrefs)
         except (AttributeError, ImportError) as error:
             raise RuntimeError(_not_here(error)) from None
         except BaseException as error:
@@ -167,15 +183,66 @@ class Handler:
         future.add_done_callback(partial(_answer, later))
         return later
 
-    def dump_result(self, obj: object, autograd: Autograd | None, caller: int) -> Reply:
+    def dump_result(self, obj: object, autograd: Mark | None, caller: int) -> Reply:
         """Pack a result for `caller`; if it cannot be sent, the exception that says so."""
+        context = None if autograd is None else _context.container.find(autograd[0])
+        mark = None
         try:
-            payload, tensors, rrefs = internal.pack(internal._internal_rpc_pickler, obj)
+            if context is None:
+                payload, tensors, rrefs = internal.pack(internal._internal_rpc_pickler, obj)
+            else:
+                payload, tensors, rrefs, mark = self._pack_recorded(context, obj, caller)
             _target.check_devices(tensors, "Response", "the caller")
         except BaseException as error:
+            if context is not None and mark is not None:
+                context.drop_send(mark[1])
             text = f"{type(error).__name__}: {error}"
             return self._raised(RuntimeError(text).with_traceback(error.__traceback__))
-        return RETURNED, payload, tensors, rrefs, None
+        return RETURNED, payload, tensors, rrefs, mark
+
+    def _pack_recorded(
+        self, context: DistAutogradContext, obj: object, caller: int
+    ) -> tuple[bytes, list[torch.Tensor], list[_tensorcall.RRef], tuple[int, int] | None]:
+        pickler = internal._internal_rpc_pickler
+        payload, tensors, rrefs, message = _messages.pack(context, caller, pickler, obj)
+        if message is None:
+            return payload, tensors, rrefs, None
+        context.sends_to(caller)
+        return payload, tensors, rrefs, (context._context_id(), message)
+
+    def autograd_plan(self, context_id: int, pass_id: PassId, roots: Roots | None) -> Plan:
+        """Begin a backward pass on this worker."""
+        try:
+            return local_engine.plan(context_id, pass_id, roots)
+        except BaseException as error:
+            raise self._error_of_pass(error) from error
+
+    def autograd_vjp(
+        self,
+        context_id: int,
+        pass_id: PassId,
+        arrived: Sequence[tuple[int | None, PackedGradients]],
+        wanted: Sequence[int],
+        last: bool,
+        retain_graph: bool,
+    ) -> list[tuple[int, PackedGradients | None]]:
+        """Go on with a backward pass: what these sources bring to messages from other workers."""
+        try:
+            sources = [(message, _messages.unpack_gradients(packed)) for message, packed in arrived]
+            found = local_engine.vjp(
+                context_id, pass_id, sources, wanted, last=last, retain_graph=retain_graph
+            )
+            return [(message, _messages.pack_gradients(gradients)) for message, gradients in found]
+        except BaseException as error:
+            raise self._error_of_pass(error) from error
+
+    def autograd_end(self, context_id: int, pass_id: PassId, error: object) -> None:
+        """A backward pass has ended, with `error` if it failed anywhere."""
+        local_engine.end(context_id, pass_id)
+
+    def _error_of_pass(self, error: BaseException) -> OperatorError:
+        text = str(error) or type(error).__name__
+        return OperatorError(f"Error on Node {self._info.id}: {text}")
 
     def dump_exception(self, exc: BaseException) -> Reply:
         """Show an exception on this worker's ``sys.stderr`` and pack it for the caller."""

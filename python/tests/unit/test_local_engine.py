@@ -24,7 +24,7 @@ class Played:
     def __init__(self, rank: int) -> None:
         self.container = _context._Container()
         self.container.join(rank)
-        self.engine = _engine.LocalEngine(self.container)
+        self.engine = _engine.LocalEngine(self.container.find)
         self.context = self.container.enter(CONTEXT)
 
 
@@ -35,7 +35,6 @@ class Stage:
         self.workers = [Played(rank) for rank in range(size)]
         self.random = random.Random(seed)
         self.pass_id = 0
-        self.runs = 0
 
     def move(self, tensors: list[torch.Tensor], source: int, target: int) -> list[torch.Tensor]:
         """Sends tensors, as a call or an answer would."""
@@ -44,98 +43,93 @@ class Stage:
         copies = [tensor.detach().clone() for tensor in tensors]
         needed = [i for i, tensor in enumerate(tensors) if tensor.requires_grad]
         if needed:
-            _functions.record_send(sender.context, message, [tensors[i] for i in needed])
+            _functions.record_send(sender.context, message, target, [tensors[i] for i in needed])
             _functions.record_recv(receiver.context, message, [copies[i] for i in needed])
         return copies
 
     def backward(self, roots: list[torch.Tensor], *, retain_graph: bool = False) -> None:
         """Plays a pass that worker 0 begins, one random step after the other."""
         self.pass_id += 1
-        pass_id = (0, self.pass_id)
-        plans = [
-            worker.engine.plan(CONTEXT, pass_id, roots if rank == 0 else None)
+        parts = [
+            Part(worker, (0, self.pass_id), roots if rank == 0 else None, retain_graph)
             for rank, worker in enumerate(self.workers)
         ]
-        sources = [list(sends) for sends, _, _ in plans]
-        sources[0].append(None)  # type: ignore[arg-type]
-        arrived: list[dict[Any, Any]] = [{} for _ in plans]
-        executed: list[set[Any]] = [set() for _ in plans]
-        reported: list[set[int]] = [set() for _ in plans]
-        arrived[0][None] = None
         sent: list[tuple[int, int, Any]] = []
-        for rank, (_, recvs, _) in enumerate(plans):
-            for message, origin, reach in recvs:
-                if not reach:
-                    sent.append((origin, message, None))
-                    reported[rank].add(message)
-        finished: set[int] = set()
+        for part in parts:
+            sent += part.unreached()
         while True:
-            steps: list[Callable[[], None]] = []
-            if sent:
-                steps.append(lambda: self._arrive(sent, arrived))
-            for rank in range(len(plans)):
-                if rank not in finished:
-                    batch = self._batch(
-                        plans[rank], sources[rank], arrived[rank], executed[rank], reported[rank]
-                    )
-                    if batch is not None:
-                        steps.append(
-                            lambda rank=rank, batch=batch: self._run(
-                                rank,
-                                pass_id,
-                                batch,
-                                sources,
-                                arrived,
-                                executed,
-                                reported,
-                                sent,
-                                finished,
-                                plans,
-                                retain_graph,
-                            )
-                        )
-            if not steps:
+            ready = [part for part in parts if part.can_go_on()]
+            if not sent and not ready:
                 break
-            self.random.choice(steps)()
-        assert len(finished) == len(plans), "the pass stands still"
-        for worker in self.workers:
-            worker.engine.end(CONTEXT, pass_id)
-            assert worker.engine.count() == 0
+            if sent and (not ready or self.random.random() < 0.5):
+                rank, message, gradients = sent.pop(self.random.randrange(len(sent)))
+                parts[rank].arrive(message, gradients)
+            else:
+                sent += self.random.choice(ready).go_on()
+        assert all(part.finished for part in parts), "the pass stands still"
+        for part in parts:
+            part.end()
 
-    def _arrive(self, sent: list[Any], arrived: list[dict[Any, Any]]) -> None:
-        origin, message, gradients = sent.pop(self.random.randrange(len(sent)))
-        assert message not in arrived[origin], "a gradient came twice"
-        arrived[origin][message] = gradients
 
-    def _batch(self, plan: Any, sources: list[Any], arrived: Any, executed: Any, reported: Any) -> Any:
-        if len(arrived) == len(sources):
-            return [source for source in sources if source not in executed]
-        for message, _, reach in plan[1]:
-            needs = {sources[place] for place in reach}
-            if message not in reported and needs <= set(arrived):
-                return [source for source in needs if source not in executed]
-        return None
+class Part:
+    """What one worker does in a pass."""
 
-    def _run(
-        self, rank: int, pass_id: Any, batch: Any, sources: Any, arrived: Any, executed: Any, reported: Any,
-        sent: Any, finished: Any, plans: Any, retain_graph: bool,
-    ) -> None:  # fmt: skip
-        self.runs += 1
-        executed[rank] |= set(batch)
-        last = len(executed[rank]) == len(sources[rank])
-        found = self.workers[rank].engine.vjp(
+    def __init__(self, worker: Played, pass_id: Any, roots: Any, retain_graph: bool) -> None:
+        self.engine = worker.engine
+        self.pass_id = pass_id
+        self.retain_graph = retain_graph
+        begin = None if roots is None else _engine.Roots(roots)
+        sends, self.recvs, _ = self.engine.plan(CONTEXT, pass_id, begin)
+        self.sources: list[int | None] = [message for message, _ in sends]
+        self.complete: set[int | None] = set()
+        self.new: list[Any] = []
+        if roots is not None:
+            self.sources.append(None)
+            self.complete.add(None)
+        self.reported: set[int] = set()
+        self.finished = False
+
+    def unreached(self) -> list[Any]:
+        """What no source reaches has no gradients, and that can be said at once."""
+        self.reported = {message for message, _, reach in self.recvs if not reach}
+        return [(origin, message, None) for message, origin, reach in self.recvs if not reach]
+
+    def arrive(self, message: int, gradients: Any) -> None:
+        assert message in self.sources, "a gradient for a message that was not sent"
+        assert message not in self.complete, "a gradient came twice"
+        self.complete.add(message)
+        if gradients is not None:
+            self.new.append((message, gradients))
+
+    def wanted(self) -> list[tuple[int, int]]:
+        return [
+            (message, origin)
+            for message, origin, reach in self.recvs
+            if message not in self.reported and {self.sources[place] for place in reach} <= self.complete
+        ]
+
+    def can_go_on(self) -> bool:
+        return not self.finished and (bool(self.wanted()) or len(self.complete) == len(self.sources))
+
+    def go_on(self) -> list[Any]:
+        wanted = self.wanted()
+        self.finished = len(self.complete) == len(self.sources)
+        new, self.new = self.new, []
+        self.reported |= {message for message, _ in wanted}
+        found = self.engine.vjp(
             CONTEXT,
-            pass_id,
-            [(source, arrived[rank][source]) for source in batch],
-            last=last,
-            retain_graph=retain_graph,
+            self.pass_id,
+            new,
+            [message for message, _ in wanted],
+            last=self.finished,
+            retain_graph=self.retain_graph,
         )
-        origins = {message: origin for message, origin, _ in plans[rank][1]}
-        for message, gradients in found:
-            reported[rank].add(message)
-            sent.append((origins[message], message, gradients))
-        if last:
-            finished.add(rank)
+        assert [message for message, _ in found] == [message for message, _ in wanted]
+        return [(origin, *each) for (_, origin), each in zip(wanted, found, strict=True)]
+
+    def end(self) -> None:
+        self.engine.end(CONTEXT, self.pass_id)
+        assert self.engine.count() == 0
 
 
 def random_program(seed: int, size: int) -> tuple[Stage, list[torch.Tensor], torch.Tensor, torch.Tensor]:
@@ -377,9 +371,8 @@ def test_a_tensor_of_another_context_is_refused() -> None:
     new.workers[0].context._id = CONTEXT + 1
     new.workers[0].container._contexts[CONTEXT + 1] = new.workers[0].context
 
-    new.workers[0].engine.plan(CONTEXT + 1, PASS, [result.sum()])
     with pytest.raises(RuntimeError, match="Autograd context no longer valid"):
-        new.workers[0].engine.vjp(CONTEXT + 1, PASS, [(None, None)], last=True, retain_graph=False)
+        new.workers[0].engine.plan(CONTEXT + 1, PASS, _engine.Roots([result.sum()]))
 
 
 def test_gradients_that_share_memory_with_what_is_sent_on_are_copies() -> None:
