@@ -326,7 +326,6 @@ impl State {
 
     fn unsent(&mut self, forks: &[RRefDesc]) {
         for desc in forks {
-            self.in_transit.remove(&desc.fork);
             self.user.unsent(desc.fork);
             self.owner.unsent(desc.fork);
         }

@@ -61,11 +61,9 @@ struct State {
     failures: HashMap<ForkId, Error>,
     /// Where the values come from whose creation runs, for the report of leaks.
     creating: HashMap<RRefId, Arc<str>>,
-    /// Forks in messages that may be on their way, by the link that they took: not to be asked back.
-    in_transit: HashMap<ForkId, LinkId>,
     /// Messages to workers that are not known yet.
     early: Vec<(Life, RRefMessage)>,
-    /// Messages sent and handled: activity of a wave (TERM-1).
+    /// Messages sent and handled, and handles dropped: activity of a wave (TERM-1).
     activity: u64,
     /// References that workers took with them when they left.
     left: Vec<Leak>,
@@ -129,7 +127,6 @@ impl RRefs {
             local: HashMap::new(),
             failures: HashMap::new(),
             creating: HashMap::new(),
-            in_transit: HashMap::new(),
             early: Vec::new(),
             activity: 0,
             left: Vec::new(),
@@ -198,6 +195,10 @@ impl Inner {
 
     /// Sends a message about references; false if that life of a worker is not there any more.
     fn send_rref(&self, to: Life, message: RRefMessage, via: Option<(Life, &CallerLink)>) -> bool {
+        if self.is_closed() {
+            // Who leaves says so, and that says it all.
+            return true;
+        }
         let mut outbound = Outbound::plain(Message::RRef(message));
         if self.fault_line.is_some()
             && let Some(peer) = self.members.get().and_then(|members| members.get(to.rank))
@@ -264,13 +265,6 @@ impl Inner {
     pub(super) fn rref_message(&self, from: Life, message: RRefMessage, via: Option<&CallerLink>) {
         self.with_rrefs_via(via.map(|link| (from, link)), |state| {
             state.activity += 1;
-            // What a receiver says of a fork once its message has arrived.
-            if let RRefMessage::Accept { fork }
-            | RRefMessage::Unknown { fork }
-            | RRefMessage::Fork { fork, .. } = message
-            {
-                state.in_transit.remove(&fork);
-            }
             if !state.user.handle_message(from, message) {
                 state.owner.handle_message(from, message);
             }
@@ -278,35 +272,27 @@ impl Inner {
         self.became_idle();
     }
 
-    /// These forks are in a message that takes this link. May be called with a peer's state locked.
+    /// These forks are in a request that takes this link of ours. Called with the peer's state locked: so it
+    /// is not known yet that the link broke, if it did, and nothing follows now.
     pub(super) fn forks_take(&self, link: LinkId, forks: &[RRefDesc]) {
         if !forks.is_empty() {
-            let mut state = self.rrefs.state.lock();
-            state.in_transit.extend(forks.iter().map(|desc| (desc.fork, link)));
+            self.rrefs.state.lock().sent(link, forks);
         }
     }
 
-    /// The message with these forks has arrived: it was answered.
-    pub(super) fn forks_arrived(&self, forks: &[ForkId]) {
+    /// These forks are in a reply that takes this link.
+    pub(super) fn forks_return(&self, link: LinkId, forks: &[RRefDesc]) {
         if !forks.is_empty() {
-            let mut state = self.rrefs.state.lock();
-            for fork in forks {
-                state.in_transit.remove(fork);
-            }
+            self.with_rrefs(|state| state.sent(link, forks));
         }
-    }
-
-    /// Nothing arrives by this link any more.
-    pub(super) fn forks_dropped_on(&self, link: LinkId) {
-        self.rrefs.state.lock().in_transit.retain(|_, taken| *taken != link);
     }
 
     /// A link with a worker broke: what was said on it may be lost.
-    pub(super) fn rref_link_broken(&self, life: Life) {
+    pub(super) fn rref_link_broken(&self, life: Life, link: LinkId) {
         if !self.is_closed() {
             self.with_rrefs(|state| {
-                state.user.handle_link_broken(life);
-                state.owner.handle_link_broken(life);
+                state.user.handle_link_broken(life, link.0);
+                state.owner.handle_link_broken(life, link.0);
             });
         }
     }
@@ -365,10 +351,10 @@ impl Inner {
     pub(super) fn rrefs_outstanding(&self) -> usize {
         self.drain_releases();
         let state = self.rrefs.state.lock();
-        state.user.counts().unacknowledged + state.owner.counts().unaccepted
+        state.user.counts().unacknowledged + state.owner.counts().unacknowledged
     }
 
-    /// Messages about references ever sent and handled: activity, for a wave (TERM-1).
+    /// What ever happened to references: activity, for a wave (TERM-1).
     pub(super) fn rref_activity(&self) -> u64 {
         self.rrefs.state.lock().activity
     }
@@ -387,7 +373,7 @@ impl State {
         let (mut acts, mut dropped) = (Vec::new(), Vec::new());
         while let Some(effect) = self.owner.poll_effect() {
             match effect {
-                OwnerEffect::Send(to, message) => acts.extend(self.sends(to, message)),
+                OwnerEffect::Send(to, message) => acts.push(self.sends(to, message)),
                 OwnerEffect::Ready(waiter, stored) => acts.extend(self.waited(waiter, Ok(stored))),
                 OwnerEffect::Failed(waiter, error) => acts.extend(self.waited(waiter, Err(error))),
                 OwnerEffect::Drop(stored) => dropped.push(stored),
@@ -395,7 +381,7 @@ impl State {
         }
         while let Some(effect) = self.user.poll_effect() {
             match effect {
-                UserEffect::Send(to, message) => acts.extend(self.sends(to, message)),
+                UserEffect::Send(to, message) => acts.push(self.sends(to, message)),
                 UserEffect::Confirmed(Waiter::Request(key)) => {
                     acts.extend(self.take_held(key).map(|pending| Act::Start(pending, None)));
                 }
@@ -408,8 +394,16 @@ impl State {
         (acts, dropped)
     }
 
+    fn sent(&mut self, link: LinkId, forks: &[RRefDesc]) {
+        for desc in forks {
+            self.user.sent(desc.fork, link.0);
+            self.owner.sent(desc.fork, link.0);
+        }
+    }
+
     fn take_releases(&mut self, releases: &Releases) {
         while let Some(release) = releases.queue.pop() {
+            self.activity += 1;
             match release {
                 Release::Fork(fork) => {
                     self.failures.remove(&fork);
@@ -427,14 +421,8 @@ impl State {
         }
     }
 
-    fn sends(&mut self, to: Life, message: RRefMessage) -> Option<Act> {
-        if let RRefMessage::Rescind { fork } = message
-            && self.in_transit.contains_key(&fork)
-        {
-            // Another link broke than the one by which this fork goes.
-            return None;
-        }
+    fn sends(&mut self, to: Life, message: RRefMessage) -> Act {
         self.activity += 1;
-        Some(Act::Send(to, message))
+        Act::Send(to, message)
     }
 }
