@@ -18,7 +18,7 @@ fn any_operation() -> impl Strategy<Value = u8> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2_000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 600, ..ProptestConfig::default() })]
 
     #[test]
     fn any_sharing_and_dropping_frees_each_value_once_and_in_time(list in vec(any_operation(), 0..120)) {

@@ -614,3 +614,98 @@ fn what_others_say_of_forks_that_are_not_theirs_is_ignored() {
     assert_eq!((user.counts().users, user.counts().pending_children), (1, 1));
     assert_eq!(user.standing(own).unwrap().error, None);
 }
+
+// What the simulator and the property test found.
+
+#[test]
+fn an_accept_that_comes_twice_counts_no_fork_at_the_parent() {
+    let (_, mut user) = shared();
+    let own = new_rref().fork;
+    user.fork_out(own, fork(a(), 3), b()).unwrap();
+    let accept = RRefMessage::Accept { fork: fork(a(), 3) };
+
+    // Twice for the user: the parent's own table of values has nothing to do with it.
+    assert!(user.handle_message(b(), accept));
+    assert!(user.handle_message(b(), accept));
+
+    let accepted = (b(), RRefMessage::Accepted { fork: fork(a(), 3) });
+    assert_eq!(said(&mut user), [accepted, accepted]);
+}
+
+#[test]
+fn a_lost_accept_is_said_again_at_either_ends_word() {
+    let mut user = TestUser::new(b());
+    let child = fork(a(), 3);
+    user.receive(RRefDesc { rref: new_rref().rref, owner: o(), fork: child }, a());
+    user.handle_message(o(), RRefMessage::Known { fork: child, alive: true });
+    said(&mut user);
+
+    let again = [(a(), RRefMessage::Accept { fork: child })];
+    assert!(!user.handle_message(a(), RRefMessage::AskAgain), "for the owner too");
+    assert_eq!(said(&mut user), again);
+    user.handle_link_broken(a(), LINK);
+    assert_eq!(said(&mut user), again);
+
+    user.handle_message(a(), RRefMessage::Accepted { fork: child });
+    user.handle_link_broken(a(), LINK + 1);
+    assert_eq!(said(&mut user), []);
+}
+
+#[test]
+fn who_answered_asks_for_the_question_after_every_break() {
+    let (mut owner, _) = shared();
+    let own = new_rref().fork;
+    owner.handle_message(a(), RRefMessage::Delete { fork: own });
+    effects(&mut owner);
+
+    // The first word may have been lost as well.
+    for link in [LINK, LINK + 1] {
+        owner.handle_link_broken(a(), link);
+        assert_eq!(effects(&mut owner), [OwnerEffect::Send(a(), RRefMessage::AskAgain)]);
+    }
+}
+
+#[test]
+fn a_stale_answer_to_a_delete_does_not_hide_that_another_was_lost() {
+    let (mut owner, mut user) = shared();
+    let NewRRef { rref, fork: own } = new_rref();
+    let (known, deleted) =
+        (RRefMessage::Known { fork: own, alive: true }, RRefMessage::Deleted { fork: own });
+    owner.hold(rref);
+    user.release(own);
+    owner.handle_message(a(), RRefMessage::Delete { fork: own });
+    // An old word of the fork counts it again; the delete that answers is taken for answered, and lost.
+    owner.handle_message(a(), RRefMessage::Fork { rref, fork: own });
+    user.handle_message(o(), deleted);
+    user.handle_message(o(), known);
+    user.handle_message(o(), deleted);
+    assert_eq!(user.counts(), UserCounts::default());
+    said(&mut user);
+    effects(&mut owner);
+
+    user.handle_link_broken(o(), LINK);
+    assert_eq!(said(&mut user), [(o(), RRefMessage::AskAgain)]);
+    owner.handle_message(a(), RRefMessage::AskAgain);
+    assert_eq!(effects(&mut owner), [OwnerEffect::Send(a(), known)]);
+    user.handle_message(o(), known);
+
+    assert_eq!(said(&mut user), [(o(), RRefMessage::Delete { fork: own })]);
+}
+
+#[test]
+fn a_fork_under_way_on_a_sound_link_is_not_asked_after() {
+    let (mut owner, mut user) = shared();
+    let NewRRef { rref, fork: own } = new_rref();
+    owner.fork_out(rref, fork(o(), 1), b()).unwrap();
+    user.fork_out(own, fork(a(), 3), b()).unwrap();
+    owner.sent(fork(o(), 1), LINK + 1);
+    user.sent(fork(a(), 3), LINK + 1);
+
+    user.handle_link_broken(b(), LINK);
+    owner.handle_link_broken(b(), LINK);
+    user.handle_message(b(), RRefMessage::AskAgain);
+    owner.handle_message(b(), RRefMessage::AskAgain);
+
+    assert_eq!(said(&mut user), []);
+    assert_eq!(effects(&mut owner), []);
+}

@@ -64,8 +64,8 @@ impl World {
         }
         let live = || self.workers.iter().filter(|worker| worker.is_alive);
         for (invariant, text) in [
-            ("nothing hangs", live().filter_map(Worker::unfinished).collect::<String>()),
-            ("leak", live().filter_map(Worker::leftover).collect()),
+            ("leak", live().filter_map(Worker::leftover).collect::<String>()),
+            ("nothing hangs", live().filter_map(Worker::unfinished).collect()),
         ] {
             if !text.is_empty() {
                 self.env.ledger.breaks(invariant, || text);
