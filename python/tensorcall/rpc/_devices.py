@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from .. import _tensorcall
 from .options import TensorPipeRpcBackendOptions
 
 Map = dict[torch.device, torch.device]
@@ -111,20 +112,32 @@ class Directory:
     def __init__(self, me: str, options: TensorPipeRpcBackendOptions) -> None:
         self._me = me
         self._options = options
-        self._back: dict[str, Map] = {}
+        self._names: dict[int, str] = {}
+        self._back: dict[int, Map] = {}
+        self.cuda: list[torch.device] = []
+        """The devices on which requests run."""
 
-    def learn(self, name: str, maps: Plain) -> None:
-        """Another worker, or this one, has these maps."""
+    def learn(self, rank: int, name: str, maps: Plain) -> None:
+        """A worker of the group, perhaps this one, has these maps."""
         to_me = _of_plain(maps).get(self._me, {})
-        self._back[name] = {target: source for source, target in to_me.items()}
+        self._names[rank] = name
+        self._back[rank] = {target: source for source, target in to_me.items()}
+        self.cuda = [device for device in self.own() if device.type == "cuda"]
+        if self._back[rank].get(_CPU, _CPU) != _CPU:
+            _tensorcall.place_tensors(True)
+
+    def moves_arguments(self, to: str) -> bool:
+        """Whether arguments in main memory go to another device there."""
+        return self._options.device_maps.get(to, {}).get(_CPU, _CPU) != _CPU
 
     def requests(self, to: str) -> Placement:
         """Where arguments for a worker go."""
         return Placement(self._options.device_maps.get(to, {}), "Request", to)
 
-    def responses(self, caller: str) -> Placement:
-        """Where results for a worker go."""
-        return Placement(self._back.get(caller, {}), "Response", caller)
+    def responses(self, caller: int) -> Placement:
+        """Where results for the worker of this rank go."""
+        name = self._names.get(caller, f"of rank {caller}")
+        return Placement(self._back.get(caller, {}), "Response", name)
 
     def own(self) -> list[torch.device]:
         """The devices that calls may use here: those listed, or else those in any map."""
@@ -148,23 +161,19 @@ class Placement:
         self._what = what
         self._destination = destination
 
-    def moves_cpu_tensors(self) -> bool:
-        """Whether tensors in main memory go to another device."""
-        return self._map.get(_CPU, _CPU) != _CPU
-
-    def stage(self, tensors: Sequence[torch.Tensor]) -> tuple[Sequence[torch.Tensor], list[str] | None]:
-        """The tensors in main memory, and where each goes; no places if all stay on the CPU.
+    def stage(self, tensors: list[torch.Tensor]) -> list[Any]:
+        """The tensors in main memory, those that go to other devices in pairs with the names of these.
 
         Raises:
             RuntimeError: a tensor is on a device for which there is no place.
         """
-        if all(tensor.is_cpu for tensor in tensors) and not self.moves_cpu_tensors():
-            return tensors, None
+        if all(tensor.is_cpu for tensor in tensors) and self._map.get(_CPU, _CPU) == _CPU:
+            return tensors
         places = [self._place(tensor) for tensor in tensors]
         copies = _Copies()
         staged = [tensor if tensor.is_cpu else copies.to_host(tensor) for tensor in tensors]
         copies.wait()
-        return staged, places
+        return list(zip(staged, places, strict=True))
 
     def _place(self, tensor: torch.Tensor) -> str:
         place = self._map.get(tensor.device, _CPU if tensor.is_cpu else None)
@@ -190,10 +199,11 @@ class _Copies:
             return tensor.detach().to("cpu").requires_grad_(tensor.requires_grad)
         stream = _stream(tensor.device)
         stream.wait_stream(torch.cuda.current_stream(tensor.device))
+        _served.hold(tensor.device, stream)
         with torch.cuda.stream(stream):
             host = torch.empty_like(tensor, device="cpu", pin_memory=True, requires_grad=False)
             host.copy_(tensor.detach(), non_blocking=True)
-            tensor.record_stream(stream)  # type: ignore[arg-type]
+            tensor.record_stream(stream)
             self._done.append(stream.record_event())
         return host.requires_grad_(tensor.requires_grad)
 
@@ -213,19 +223,43 @@ def arrive(tensor: torch.Tensor, place: str) -> torch.Tensor:
     with torch.cuda.stream(stream):
         there = tensor.detach().to(device, non_blocking=True)
     current.wait_stream(stream)
-    there.record_stream(current)  # type: ignore[arg-type]
+    there.record_stream(current)
     return there.requires_grad_(tensor.requires_grad)
 
 
 @contextlib.contextmanager
 def serving(devices: Sequence[torch.device]) -> Iterator[None]:
     """In the block, a request of another worker runs on streams of its own."""
+    streams = [_new_stream(device) for device in devices]
     with contextlib.ExitStack() as stack:
-        for device in devices:
-            stack.enter_context(torch.cuda.stream(torch.cuda.Stream(device)))
+        for stream in streams:
+            stack.enter_context(torch.cuda.stream(stream))
         yield
+    for device, stream in zip(devices, streams, strict=True):
+        _served.put(device, stream.record_event())
 
 
+class _Served:
+    """Requests whose work on a device may still be under way: copies of their results wait for it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._events: dict[torch.device, list[Any]] = {}
+
+    def put(self, device: torch.device, event: Any) -> None:
+        """A request has given all its work to the device."""
+        with self._lock:
+            under_way = [event for event in self._events.get(device, []) if not event.query()]
+            self._events[device] = [*under_way, event]
+
+    def hold(self, device: torch.device, stream: Any) -> None:
+        """Let `stream` go on only after what is under way."""
+        with self._lock:
+            for event in self._events.get(device, []):
+                stream.wait_event(event)
+
+
+_served = _Served()
 _streams: dict[torch.device, Any] = {}
 _streams_lock = threading.Lock()
 
@@ -234,5 +268,9 @@ def _stream(device: torch.device) -> Any:
     """The stream on which tensors of a device are copied."""
     with _streams_lock:
         if device not in _streams:
-            _streams[device] = torch.cuda.Stream(device)
+            _streams[device] = _new_stream(device)
         return _streams[device]
+
+
+def _new_stream(device: torch.device) -> Any:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -28,7 +28,7 @@ from urllib.parse import urlparse
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from .. import _tensorcall
-from . import _agent, _log, api
+from . import _agent, _devices, _log, api
 from ._handler import Handler
 from ._waiting import interruptible
 from ._worker import WorkerInfo
@@ -96,6 +96,7 @@ def join(
     Raises:
         RuntimeError: a name is not unique or not a name, two workers claim one rank, the workers
             have different secrets, somebody did not come in time. No agent is set then.
+        ValueError: device maps do not fit the group.
     """
     _log.configure()
     deadline = Deadline.of_rendezvous(options.rpc_timeout)
@@ -111,13 +112,16 @@ def join(
             meeting.roster()
             raise RuntimeError(_NO_SECRET)
         try:
-            handler = Handler(WorkerInfo(name, rank))
+            devices = _devices.Directory(name, options)
+            handler = Handler(WorkerInfo(name, rank), devices)
             native = make_native(name, rank, job, secret, options, handler)
         except Exception as error:
             meeting.spoil(f"worker {name!r} (rank {rank}) cannot join: {error}")
             raise
-        meeting.enter(entry | {"contact": native.contact()})
+        meeting.enter(entry | {"contact": native.contact(), "devices": _devices.entry_of(options)})
         roster = meeting.roster()
+        for (member, other, _), maps in zip(roster, meeting.device_maps, strict=True):
+            devices.learn(other, member, maps)
         infos = [WorkerInfo(member, other) for member, other, _ in roster]
         agent = kind(native, infos, roster, store, options, handler)
         api._init_rpc_states(agent)
@@ -196,6 +200,8 @@ class _Meeting:
         self._rank = rank
         self._size = world_size
         self._deadline = deadline
+        self.device_maps: list[_devices.Plain] = []
+        """Of every worker by rank, once there is a roster."""
 
     def enter(self, entry: dict[str, Any]) -> None:
         """Leave this worker's entry.
@@ -236,7 +242,8 @@ class _Meeting:
             record = json.loads(self._store.get("roster"))
         if "error" in record:
             self._part("error")
-            raise RuntimeError(record["error"])
+            raise (ValueError if record.get("is_value") else RuntimeError)(record["error"])
+        self.device_maps = record["device_maps"] or [{}] * len(record["workers"])
         return [(name, rank, contact) for rank, (name, contact) in enumerate(record["workers"])]
 
     def wait_until_all_serve(self) -> None:
@@ -260,7 +267,15 @@ class _Meeting:
         error = _fault(entries, self._size)
         if error is not None:
             return {"error": error}
-        return {"workers": [(entry["name"], entry["contact"]) for entry in entries]}
+        devices = {entry["name"]: entry["devices"] for entry in entries}
+        error = _devices.fault(devices)
+        if error is not None:
+            return {"error": error, "is_value": True}
+        maps = [entry["devices"]["maps"] for entry in entries]
+        return {
+            "workers": [(entry["name"], entry["contact"]) for entry in entries],
+            "device_maps": maps if any(maps) else [],
+        }
 
     def _publish(self, record: dict[str, Any]) -> Any:
         """Leave the record for all, unless somebody left one before; return what counts."""

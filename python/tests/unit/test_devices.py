@@ -59,9 +59,9 @@ def test_a_dynamic_group_may_not_know_all_targets_yet():
 
 def test_results_go_back_the_way_that_arguments_came():
     directory = _devices.Directory("b", TensorPipeRpcBackendOptions())
-    directory.learn("a", {"b": {"cuda:0": "cuda:1"}, "c": {"cuda:0": "cuda:5"}})
+    directory.learn(0, "a", {"b": {"cuda:0": "cuda:1"}, "c": {"cuda:0": "cuda:5"}})
 
-    assert directory.responses("a")._map == {torch.device("cuda:1"): torch.device("cuda:0")}
+    assert directory.responses(0)._map == {torch.device("cuda:1"): torch.device("cuda:0")}
     assert directory.own() == [torch.device("cuda:1")]
 
 
@@ -70,9 +70,9 @@ def test_tensors_in_main_memory_stay_unless_the_map_moves_them():
     options = TensorPipeRpcBackendOptions(device_maps={"b": {"cpu": "cpu"}, "c": {"cpu": 0}})
     directory = _devices.Directory("a", options)
 
-    assert directory.requests("nobody").stage(tensors) == (tensors, None)
-    assert directory.requests("b").stage(tensors) == (tensors, None)
-    assert directory.requests("c").stage(tensors) == (tensors, ["cuda:0"])
+    assert directory.requests("nobody").stage(tensors) is tensors
+    assert directory.requests("b").stage(tensors) is tensors
+    assert directory.requests("c").stage(tensors) == [(tensors[0], "cuda:0")]
 
 
 def test_a_device_without_a_place_is_refused_by_name():
