@@ -62,7 +62,7 @@ def _in_python(tree: ast.Module) -> Iterator[tuple[int, str]]:
             skipped.update(id(part) for part in node.values)
             yield node.lineno, "".join(_part(part) for part in node.values)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.lineno, re.sub(r"%[sr]|%\(\w+\)s|\{\w*(:[^}]*)?\}", GAP, node.value)
+            yield node.lineno, re.sub(r"%[-+.0-9]*[dfgisrx]|%\(\w+\)s|\{\w*(:[^}]*)?\}", GAP, node.value)
 
 
 def _part(part: ast.expr) -> str:

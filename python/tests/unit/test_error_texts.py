@@ -36,16 +36,32 @@ DETAILS = {
 """What these say follows texts of the page, which has rows of its own for what a user can act on."""
 
 NOT_SAID = {
+    **dict.fromkeys(
+        [
+            "the address that was asked for, …",
+            "loopback, since the workers meet on no other host",
+            "the address of the interface that was asked for, …",
+            "the local address that routes to …, where the workers meet",
+            "the local address that leads out, since … is this host (…)",
+            "loopback, as … is, since this host has no other address",
+        ],
+        "why a worker listens where it does; the doctor says so",
+    ),
     "all serve": "a key of the store",
     "sign of life": "a label",
     "torch's stable C interface": "a name",
     "tensorcall secret of job …": "goes into a fingerprint",
     "WorkerInfo(id=…, name=…)": "a repr",
     "<torch function …>": "a repr",
+    "GloballyUniqueId(created_on=…, local_id=…)": "a repr",
+    "UserRRef(RRefId = …, ForkId = …)": "a repr",
     **dict.fromkeys(
         [
             " and … more",
             "of rank …",
+            "to_here of …",
+            "a pickled function",
+            "… It is …, on …",
             "another process",
             "an unknown address",
             "an unnamed address",

@@ -29,6 +29,7 @@ COVERED = {
     10: [
         "integration/test_reports.py::test_who_stays_is_told_that_the_other_has_left",
         "integration/test_lifecycle.py::test_an_agent_may_be_closed_again_and_makes_no_calls_then",
+        "integration/test_data_loaders.py::test_a_data_loader_runs_beside_an_agent",
     ],
     11: [
         "integration/test_calls.py::test_thousands_of_calls_in_flight_all_come_back",
@@ -88,8 +89,12 @@ COVERED = {
     39: [
         "crates/tensorcall/tests/liveness.rs::the_loss_of_a_worker_that_never_listened_tells_of_every_address",
         "unit/test_membership.py::test_workers_listen_where_the_others_meet",
+        "crates/tensorcall/src/transport/host.rs::a_name_that_happens_to_be_loopback_is_listened_for_where_others_can_come",
     ],
-    40: ["unit/test_doctor.py::test_it_says_which_rule_chose_the_address"],
+    40: [
+        "unit/test_doctor.py::test_it_says_which_rule_chose_the_address",
+        "crates/tensorcall/src/transport/host.rs::an_address_goes_before_an_interface_and_that_before_the_rendezvous",
+    ],
     43: ["integration/test_reports.py::test_a_process_group_and_rpc_meet_at_one_address"],
     46: ["integration/test_reports.py::test_two_dozen_workers_of_one_thread_each_meet_and_leave"],
     47: ["integration/test_membership.py::test_two_workers_of_one_name_are_told_so"],

@@ -150,6 +150,7 @@ mod tests {
         assert!(meeting_at("localhost").choose().unwrap().ip.is_loopback());
     }
 
+    /// LOG row 40.
     #[test]
     fn an_address_goes_before_an_interface_and_that_before_the_rendezvous() {
         let all = Wishes { address: Some("127.0.0.5"), interface: Some("lo"), rendezvous: Some("127.0.0.9") };
@@ -171,6 +172,7 @@ mod tests {
         }
     }
 
+    /// LOG row 39.
     #[test]
     fn a_name_that_happens_to_be_loopback_is_listened_for_where_others_can_come() {
         let chosen = beyond_loopback("this-host", IpAddr::from([127, 0, 1, 1]));
