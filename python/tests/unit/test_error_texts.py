@@ -61,7 +61,6 @@ NOT_SAID = {
             "of rank …",
             "to_here of …",
             "a pickled function",
-            "… It is …, on …",
             "another process",
             "an unknown address",
             "an unnamed address",

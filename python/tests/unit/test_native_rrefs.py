@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-
 from tensorcall import _tensorcall
 from tensorcall.rpc import _call
 from tensorcall.rpc._handler import Handler
@@ -254,12 +253,12 @@ def test_a_creation_that_times_out_marks_its_rref(workers: tuple[Worker, Worker]
 
     with pytest.raises(RuntimeError, match="RPC ran for more than set timeout"):
         creation.result()
-    for use in (lambda: rref.fetch(SOON), lambda: here.native.call_pickled(1, "", b"", [], [rref], SOON)):
-        with pytest.raises(
-            RuntimeError, match=r"RRef creation via rpc.remote\(\) timed out, and it is possible"
-        ):
-            use()
+    timed_out = r"RRef creation via rpc.remote\(\) timed out, and it is possible"
+    with pytest.raises(RuntimeError, match=timed_out):
+        rref.fetch(SOON)
+    with pytest.raises(RuntimeError, match=timed_out):
+        here.native.call_pickled(1, "", b"", [], [rref], SOON)
     assert rref.state() == "failed"
     there.go.set()
-    del rref, use, made
+    del rref, made
     eventually(lambda: there.native.rref_counts() == NO_RREFS)

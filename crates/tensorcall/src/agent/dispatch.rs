@@ -259,9 +259,9 @@ impl Inner {
     fn peer_gone(&self, peer: &Peer, left: bool) {
         self.drop_requests_of(&peer.info.identity);
         if left {
-            self.rref_left(peer.life())
+            self.rref_left(peer.life());
         } else {
-            self.rref_lost(peer.life())
+            self.rref_lost(peer.life());
         }
         self.group_gone(peer.rank(), left);
     }

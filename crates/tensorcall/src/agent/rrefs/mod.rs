@@ -37,7 +37,8 @@ use crate::rref::Kept;
 use crate::sync::{Condvar, Mutex};
 use crate::transport::{Link, LinkId, Outbound};
 
-/// How long a dropped handle may wait for others, so that many make one wake-up.
+/// How long a dropped handle, or an answer that nobody waits for, may wait for others: many make one
+/// wake-up, and none comes between a call and its answer.
 const GATHER: Duration = Duration::from_millis(1);
 
 /// This worker's references.
@@ -61,6 +62,8 @@ struct State {
     failures: HashMap<ForkId, Error>,
     /// Where the values come from whose creation runs, for the report of leaks.
     creating: HashMap<RRefId, Arc<str>>,
+    /// Messages that go with the next ones of their kind.
+    unhurried: Vec<(Life, RRefMessage)>,
     /// Messages to workers that are not known yet.
     early: Vec<(Life, RRefMessage)>,
     /// Messages sent and handled, and handles dropped: activity of a wave (TERM-1).
@@ -127,6 +130,7 @@ impl RRefs {
             local: HashMap::new(),
             failures: HashMap::new(),
             creating: HashMap::new(),
+            unhurried: Vec::new(),
             early: Vec::new(),
             activity: 0,
             left: Vec::new(),
@@ -164,7 +168,11 @@ impl Inner {
         if state.watched > 0 {
             self.rrefs.changed.notify_all();
         }
+        let is_unhurried = !state.unhurried.is_empty();
         drop(state);
+        if is_unhurried {
+            self.look_soon();
+        }
         if !dropped.is_empty() {
             self.pool.spawn(Box::new(move || drop(dropped)));
         }
@@ -254,7 +262,11 @@ impl Inner {
     /// The group is known, or a worker has joined it.
     pub(super) fn admitted_rrefs(&self) {
         let early = std::mem::take(&mut self.rrefs.state.lock().early);
-        for (to, message) in early {
+        self.send_rrefs(early);
+    }
+
+    fn send_rrefs(&self, messages: Vec<(Life, RRefMessage)>) {
+        for (to, message) in messages {
             if !self.send_rref(to, message, None) {
                 self.rref_lost(to);
             }
@@ -327,7 +339,14 @@ impl Inner {
                 drop(state);
                 drop(dropped);
             }
-        } else if !releases.asked.swap(true, Ordering::SeqCst) {
+        } else {
+            self.look_soon();
+        }
+    }
+
+    /// Has the reactor look after a while, if it is not about to.
+    fn look_soon(&self) {
+        if !self.rrefs.releases.asked.swap(true, Ordering::SeqCst) {
             self.schedule(now() + GATHER);
         }
     }
@@ -343,6 +362,8 @@ impl Inner {
     pub(super) fn tick_rrefs(&self, now: Instant) {
         if self.rrefs.releases.asked.swap(false, Ordering::SeqCst) {
             self.drain_releases();
+            let unhurried = std::mem::take(&mut self.rrefs.state.lock().unhurried);
+            self.send_rrefs(unhurried);
         }
         self.expire_held(now);
     }
@@ -373,7 +394,7 @@ impl State {
         let (mut acts, mut dropped) = (Vec::new(), Vec::new());
         while let Some(effect) = self.owner.poll_effect() {
             match effect {
-                OwnerEffect::Send(to, message) => acts.push(self.sends(to, message)),
+                OwnerEffect::Send(to, message) => acts.extend(self.sends(to, message)),
                 OwnerEffect::Ready(waiter, stored) => acts.extend(self.waited(waiter, Ok(stored))),
                 OwnerEffect::Failed(waiter, error) => acts.extend(self.waited(waiter, Err(error))),
                 OwnerEffect::Drop(stored) => dropped.push(stored),
@@ -381,7 +402,7 @@ impl State {
         }
         while let Some(effect) = self.user.poll_effect() {
             match effect {
-                UserEffect::Send(to, message) => acts.push(self.sends(to, message)),
+                UserEffect::Send(to, message) => acts.extend(self.sends(to, message)),
                 UserEffect::Confirmed(Waiter::Request(key)) => {
                     acts.extend(self.take_held(key).map(|pending| Act::Start(pending, None)));
                 }
@@ -421,8 +442,15 @@ impl State {
         }
     }
 
-    fn sends(&mut self, to: Life, message: RRefMessage) -> Act {
+    /// What is to be sent now. Nobody waits for the rest.
+    fn sends(&mut self, to: Life, message: RRefMessage) -> Option<Act> {
         self.activity += 1;
-        Act::Send(to, message)
+        match message {
+            RRefMessage::Accept { .. } | RRefMessage::Accepted { .. } | RRefMessage::Deleted { .. } => {
+                self.unhurried.push((to, message));
+                None
+            }
+            _ => Some(Act::Send(to, message)),
+        }
     }
 }

@@ -134,9 +134,9 @@ impl Driver {
             epoll::wait(epoll, rustix::buffer::spare_capacity(ready), Some(&at_once))
                 .is_ok_and(|count| count > 0)
         };
-        // Where messages come in bunches, sleeping lets the next bunch gather; one alone may be one of a
-        // conversation in which each side waits for the other.
-        let alone = std::mem::take(&mut self.messages) <= 1;
+        // Where messages come in bunches, sleeping lets the next bunch gather; one alone, or a call that makes
+        // a value and the fetch of it, may be of a conversation in which each side waits for the other.
+        let alone = std::mem::take(&mut self.messages) <= 2;
         if alone && self.spin.look(None, look) {
             return Ok(());
         }
