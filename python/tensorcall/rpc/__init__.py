@@ -91,6 +91,8 @@ BackendType: Any
 _init_counts: collections.Counter[str] = collections.Counter()
 """How often this process, or one that it was forked from, has joined a group at each place."""
 _init_counts_lock = threading.Lock()
+_GRACE = 1.0
+"""Seconds that a store may take to notice its own limit."""
 _rendezvous: list[Iterator[Any]] = []
 """Kept for ever: a store goes away with the iterator that made it, and others may still need it."""
 
@@ -179,9 +181,7 @@ def _meet(chosen: RpcBackendOptions, rank: int, world_size: int | None) -> tuple
         store = _create_store_from_options(chosen, rank)  # type: ignore[no-untyped-call]
     else:
         deadline = _membership.Deadline.of_rendezvous(chosen.rpc_timeout)
-        meeting = rendezvous(chosen.init_method, rank=rank, world_size=world_size, timeout=deadline.left())
-        _rendezvous.append(meeting)
-        store, rank, world_size = interruptible(lambda: next(meeting))
+        store, rank, world_size = _find_store(chosen.init_method, rank, world_size, deadline)
         _check_rank(rank, world_size)
         store.set_timeout(deadline.left())
     place = _place(chosen.init_method)
@@ -189,6 +189,29 @@ def _meet(chosen: RpcBackendOptions, rank: int, world_size: int | None) -> tuple
         store = PrefixStore(f"rpc_prefix_{_init_counts[place]}", store)
         _init_counts[place] += 1
     return store, rank, world_size
+
+
+def _find_store(
+    init_method: str, rank: int, world_size: int, deadline: _membership.Deadline
+) -> tuple[Store, int, int]:
+    url = urlparse(init_method)
+    if url.scheme in ("env", "tcp") and rank >= 0 and "rank=" not in url.query:
+        # A store that is told of no size waits for nobody. We do, and say who did not come.
+        query = "&".join(filter(None, (url.query, f"rank={rank}", "world_size=-1")))
+        meeting = rendezvous(url._replace(query=query).geturl(), timeout=deadline.left())
+    else:
+        meeting = rendezvous(init_method, rank=rank, world_size=world_size, timeout=deadline.left())
+    _rendezvous.append(meeting)
+    late = deadline.seconds + _GRACE if deadline.seconds else None
+    try:
+        store, rank, size = interruptible(lambda: next(meeting), late)
+    except TimeoutError:
+        text = (
+            f"what listens at {_place(init_method)} takes connections, but did not answer for {late:g} s as "
+            "the store does where the workers meet"
+        )
+        raise RuntimeError(text) from None
+    return store, rank, world_size if size == -1 else size
 
 
 def _place(init_method: str) -> str:

@@ -86,7 +86,7 @@ def join(
             have different secrets, somebody did not come in time. No agent is set then.
     """
     deadline = Deadline.of_rendezvous(options.rpc_timeout)
-    meeting = _Meeting(store, rank, world_size, deadline)
+    meeting = _Meeting(store, rank, world_size, deadline, options.init_method)
     native: _tensorcall.Agent | None = None
     _agent.prepare()
     try:
@@ -114,6 +114,7 @@ def join(
             _warn_if_reachable(native.contact())
         meeting.enter(entry | {"contact": native.contact()})
         roster = meeting.roster()
+        meeting.check(roster, name, native.contact())
         infos = [WorkerInfo(member, other) for member, other, _ in roster]
         agent = _agent.TensorPipeAgent(native, infos, roster, store, options, handler)
         api._init_rpc_states(agent)
@@ -132,12 +133,21 @@ def join(
 class _Meeting:
     """One worker's part in a join."""
 
-    def __init__(self, store: Store, rank: int, world_size: int, deadline: Deadline) -> None:
+    def __init__(
+        self, store: Store, rank: int, world_size: int, deadline: Deadline, init_method: str = ""
+    ) -> None:
         run, restart = (os.environ.get(f"TORCHELASTIC_{key}", "") for key in ("RUN_ID", "RESTART_COUNT"))
         self._store = PrefixStore(f"tensorcall/{run}/{restart}", store)
         self._rank = rank
         self._size = world_size
         self._deadline = deadline
+        self._suspicion = ""
+        file = urlparse(init_method)
+        if file.scheme == "file":
+            self._suspicion = (
+                f". If that is not so, {file.path} is left from an earlier job: remove it, or meet at "
+                "another file"
+            )
 
     def agree_on_job(self) -> tuple[str, bytes | None]:
         """The job's id and secret: those of whoever came first.
@@ -169,7 +179,7 @@ class _Meeting:
         self._mark_read("error")
         if "error" in other:
             raise RuntimeError(other["error"])
-        text = f"two workers claim rank {self._rank}: {other['name']} and {entry['name']}"
+        text = f"two workers claim rank {self._rank}: {other['name']} and {entry['name']}{self._suspicion}"
         self.spoil(text)
         raise RuntimeError(text)
 
@@ -196,6 +206,19 @@ class _Meeting:
             self._part("error")
             raise RuntimeError(record["error"])
         return [(name, rank, contact) for rank, (name, contact) in enumerate(record["workers"])]
+
+    def check(self, roster: list[tuple[str, int, str]], name: str, contact: str) -> None:
+        """Make sure that the roster is of this group, and not of an earlier one that met in this store.
+
+        Raises:
+            RuntimeError: it is not.
+        """
+        if len(roster) != self._size or roster[self._rank] != (name, self._rank, contact):
+            names = ", ".join(member for member, _, _ in roster)
+            raise RuntimeError(
+                f"the store has the roster of another group ({names}), without {name} of rank {self._rank}"
+                f"{self._suspicion}"
+            )
 
     def wait_until_all_serve(self) -> None:
         """Return when every worker has opened its agent."""
