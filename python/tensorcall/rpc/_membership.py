@@ -26,6 +26,7 @@ from typing import Any
 from urllib.parse import urlparse
 
 from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed import DistError
 
 from .. import _tensorcall
 from . import _agent, api
@@ -42,6 +43,9 @@ MIN_PATIENCE = 5.0
 
 _PARTING = 5.0
 """Seconds that rank 0, which may host the store, waits until the others have read from it."""
+
+_LATE_PARTING = 1.0
+"""The same, for an error when the time for meeting is over."""
 
 
 _NO_SECRET = (
@@ -123,9 +127,12 @@ def join(
         except BaseException:
             _agent.reset()
             raise
-    except BaseException:
+    except BaseException as error:
         if native is not None:
             native.close(False)
+        if isinstance(error, DistError):
+            text = f"worker {name!r} (rank {rank}) lost the store in which the workers meet: {error}"
+            raise RuntimeError(text) from error
         raise
     return agent
 
@@ -176,7 +183,7 @@ class _Meeting:
         if found == mine:
             return
         other = json.loads(found)
-        self._mark_read("error")
+        self._mark_read("error", self._size)
         if "error" in other:
             raise RuntimeError(other["error"])
         text = f"two workers claim rank {self._rank}: {other['name']} and {entry['name']}{self._suspicion}"
@@ -200,10 +207,12 @@ class _Meeting:
             try:
                 self._wait(["roster"])
             except RuntimeError as error:
-                raise RuntimeError(self._missing()) from error
+                text = self._missing()
+                self._mark_read("error", self._size)
+                raise RuntimeError(text) from error
             record = json.loads(self._store.get("roster"))
         if "error" in record:
-            self._part("error")
+            self._part("error", record.get("present", self._size))
             raise RuntimeError(record["error"])
         return [(name, rank, contact) for rank, (name, contact) in enumerate(record["workers"])]
 
@@ -229,14 +238,14 @@ class _Meeting:
         except RuntimeError as error:
             text = f"not all of the {self._size} workers started serving in {self._deadline.seconds:g} s"
             raise RuntimeError(text) from error
-        self._part("serve")
+        self._part("serve", self._size)
 
     def _collect(self) -> dict[str, Any]:
         keys = [_entry(rank) for rank in range(self._size)]
         try:
             self._wait(keys)
         except RuntimeError:
-            return {"error": self._missing()}
+            return {"error": self._missing(), "present": sum(self._store.check([key]) for key in keys)}
         entries = [json.loads(entry) for entry in self._store.multi_get(keys)]
         error = _fault(entries, self._size)
         if error is not None:
@@ -257,20 +266,23 @@ class _Meeting:
             return f"rank 0 did not say {limit} who is in the group of {self._size} workers"
         return f"workers did not come {limit}: missing rank(s) {missing} of world size {self._size}"
 
-    def _part(self, stage: str) -> None:
+    def _part(self, stage: str, present: int) -> None:
         """Let nobody lose the store who still needs it: rank 0, its likely host, goes last."""
         if self._rank != 0:
-            self._mark_read(stage)
-        elif self._size > 1:
+            self._mark_read(stage, present)
+        elif present > 1:
+            limit = min(self._deadline.left(), timedelta(seconds=_PARTING))
+            if stage == "error":
+                limit = max(limit, timedelta(seconds=_LATE_PARTING))
             try:
-                limit = min(self._deadline.left(), timedelta(seconds=_PARTING))
-                interruptible(lambda: self._store.wait([f"read {stage}"], limit))
+                if self._store.add(f"reading {stage}", 0) < present - 1:
+                    interruptible(lambda: self._store.wait([f"read {stage}"], limit))
             except RuntimeError as error:
                 _logger.debug("parting from the store: %s", error)
 
-    def _mark_read(self, stage: str) -> None:
+    def _mark_read(self, stage: str, present: int) -> None:
         try:
-            if self._store.add(f"reading {stage}", 1) == self._size - 1:
+            if self._store.add(f"reading {stage}", 1) == present - 1:
                 self._store.set(f"read {stage}", "1")
         except RuntimeError as error:
             _logger.debug("parting from the store: %s", error)
