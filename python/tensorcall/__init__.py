@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import rpc as rpc
 
+    __version__: str
+
 __all__ = ["__version__", "install", "rpc", "uninstall"]
 
 
@@ -43,16 +45,18 @@ def uninstall() -> None:
     compat.uninstall()
 
 
-def __getattr__(name: str) -> Any:
-    import importlib
+if not TYPE_CHECKING:  # a type checker would take any name for one of ours
 
-    if name == "rpc":
-        return importlib.import_module(".rpc", __name__)
-    if name == "__version__":
-        from importlib import metadata
+    def __getattr__(name: str) -> Any:
+        import importlib
 
-        try:
-            return metadata.version("tensorcall")
-        except metadata.PackageNotFoundError:
-            return "0.0.0"
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name == "rpc":
+            return importlib.import_module(".rpc", __name__)
+        if name == "__version__":
+            from importlib import metadata
+
+            try:
+                return metadata.version("tensorcall")
+            except metadata.PackageNotFoundError:
+                return "0.0.0"
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,15 +10,18 @@ use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 use tensorcall::body::Body;
 use tensorcall::proto::ids::{Rank, WorkerName};
 use tensorcall::proto::wire::message::{Encoding, FunctionRef};
-use tensorcall::{AgentConfig, CallError, ErrorKind, Handler, Listening, PeerInfo, Request, RpcFuture};
+use tensorcall::{
+    AgentConfig, CallError, ErrorKind, Faults, Handler, Listening, PeerInfo, Request, RpcFuture,
+};
 
 use crate::call::{Call, Route, wait_in_slices};
 use crate::error::to_python;
+use crate::faults::{NamedFaults, Spec};
 use crate::gil::{self, outside};
 use crate::handler::{PyHandler, pickled_body};
 use crate::tensor::TensorWriter;
 use crate::value::{self, Plain};
-use crate::{log, spawner, time};
+use crate::{gil_wait, later, log, spawner, time};
 
 /// How long closing may take to send what is queued.
 const FLUSH: Duration = Duration::from_secs(1);
@@ -38,7 +41,7 @@ pub(crate) struct Agent {
 impl Agent {
     /// Listens; runs nothing before `open`.
     #[new]
-    #[pyo3(signature = (name, rank, *, job, secret, num_worker_threads, host, handler))]
+    #[pyo3(signature = (name, rank, *, job, secret, num_worker_threads, host, handler, faults=None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn new(
         py: Python<'_>,
@@ -49,6 +52,7 @@ impl Agent {
         num_worker_threads: usize,
         host: Option<String>,
         handler: Py<PyAny>,
+        faults: Option<Spec>,
     ) -> PyResult<Self> {
         log::install();
         let name = WorkerName::parse(name).map_err(|error| PyValueError::new_err(error.to_string()))?;
@@ -56,6 +60,7 @@ impl Agent {
         config.job = job;
         config.secret = secret;
         config.rendezvous_host = host;
+        config.faults = faults.map(|spec| Arc::new(NamedFaults::new(spec)) as Arc<dyn Faults>);
         config.num_worker_threads = NonZeroUsize::new(num_worker_threads)
             .ok_or_else(|| PyValueError::new_err("num_worker_threads must be positive"))?;
         let config = config.with_environment().map_err(|error| to_python(&error))?;
@@ -84,13 +89,18 @@ impl Agent {
     }
 
     /// Says who is in the group, this worker included: name, rank and contact of each. Starts serving.
-    fn open(&self, py: Python<'_>, roster: Vec<(String, u32, String)>) -> PyResult<()> {
-        let infos = roster.into_iter().map(|(name, rank, contact)| {
-            let name = WorkerName::parse(&name).map_err(|error| PyValueError::new_err(error.to_string()))?;
-            PeerInfo::from_contact(name, to_rank(rank)?, &contact).map_err(|error| to_python(&error))
-        });
+    /// Others may join a `dynamic` group later.
+    fn open(&self, py: Python<'_>, roster: Vec<(String, u32, String)>, dynamic: bool) -> PyResult<()> {
+        let infos = roster.into_iter().map(|(name, rank, contact)| peer_info(&name, rank, &contact));
         let infos = infos.collect::<PyResult<_>>()?;
-        outside(py, || self.agent.open(infos)).map_err(|error| to_python(&error))
+        let open = if dynamic { tensorcall::Agent::open_dynamic } else { tensorcall::Agent::open };
+        outside(py, || open(&self.agent, infos)).map_err(|error| to_python(&error))
+    }
+
+    /// Takes in a worker that has joined the dynamic group. Doing it again is harmless.
+    fn admit(&self, py: Python<'_>, name: &str, rank: u32, contact: &str) -> PyResult<()> {
+        let info = peer_info(name, rank, contact)?;
+        outside(py, || self.agent.admit(info)).map_err(|error| to_python(&error))
     }
 
     /// Calls the function `name` with plain data. `None` if the arguments are not plain: pickle them.
@@ -184,7 +194,8 @@ impl Agent {
         dict.set_item("agent.num_threads", metrics.threads)?;
         dict.set_item("agent.client_active_calls", metrics.client_active_calls)?;
         dict.set_item("agent.server_active_calls", metrics.server_active_calls)?;
-        dict.set_item("agent.server_active_async_calls", 0)?;
+        dict.set_item("agent.server_active_async_calls", later::owed())?;
+        dict.set_item("agent.gil_average_wait_time_us", gil_wait::average())?;
         dict.set_item("agent.calls_sent", metrics.calls_sent)?;
         dict.set_item("agent.calls_received", metrics.calls_received)?;
         dict.set_item("agent.late_replies", metrics.late_replies)?;
@@ -234,6 +245,11 @@ impl Agent {
         let (agent, handler) = (self.agent.clone(), Arc::clone(&self.handler));
         Call::of_rpc(future, Route { agent, handler, to, name, function })
     }
+}
+
+fn peer_info(name: &str, rank: u32, contact: &str) -> PyResult<PeerInfo> {
+    let name = WorkerName::parse(name).map_err(|error| PyValueError::new_err(error.to_string()))?;
+    PeerInfo::from_contact(name, to_rank(rank)?, contact).map_err(|error| to_python(&error))
 }
 
 /// Where an agent would listen whose workers meet at `host`, and why there.

@@ -10,6 +10,7 @@ use tensorcall::proto::wire::message::{Encoding, FailureKind};
 use tensorcall::{Handler, InboundCall, Responder, ThreadHook};
 
 use crate::gil::{self, inside, outside};
+use crate::gil_wait;
 use crate::later::Later;
 use crate::tensor::{TensorWriter, read_tensors};
 use crate::user_code;
@@ -73,13 +74,17 @@ impl ThreadHook for PyHandler {
 
 impl Handler for PyHandler {
     fn handle(&self, call: InboundCall, responder: Responder) {
-        let now = inside(|py| match self.run(py, call) {
-            Ok(Outcome::Later(later)) => {
-                later.get().owe(py, responder);
-                None
+        let begin = gil_wait::begin();
+        let now = inside(|py| {
+            gil_wait::end(begin);
+            match self.run(py, call) {
+                Ok(Outcome::Later(later)) => {
+                    later.get().owe(py, responder);
+                    None
+                }
+                Ok(Outcome::Now(answer)) => Some((answer, responder)),
+                Err(error) => Some((Answer::of(py, Err(error)), responder)),
             }
-            Ok(Outcome::Now(answer)) => Some((answer, responder)),
-            Err(error) => Some((Answer::of(py, Err(error)), responder)),
         });
         if let Some((answer, responder)) = now {
             answer.send(responder);

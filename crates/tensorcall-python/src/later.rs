@@ -4,11 +4,15 @@
 //! thread is then free; whoever gets to know the outcome answers the caller through it. Until then the
 //! request counts as running, also for graceful shutdown (TERM-1).
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use pyo3::prelude::*;
 use tensorcall::Responder;
 use tensorcall::fork::Home;
 use tensorcall::sync::Mutex;
 
+use crate::bell::{Bell, Shared};
 use crate::gil::outside;
 use crate::handler::{Answer, PyHandler};
 use crate::spawner;
@@ -19,16 +23,41 @@ pub(crate) struct Later {
     handler: PyHandler,
     home: Home,
     state: Mutex<State>,
+    /// To be rung with this number if the call is cancelled; until the function has returned.
+    cancelled: Mutex<Option<(Arc<Shared>, u64)>>,
 }
 
 enum State {
     /// The function has not returned and there is no outcome.
     New,
     /// The function has returned: the caller waits.
-    Owed(Responder),
+    Owed(Responder, Owed),
     /// The outcome was there before the function returned.
     Known(Answer),
     Over,
+}
+
+/// Counts answers that are owed, as long as it lives.
+struct Owed;
+
+static OWED: AtomicUsize = AtomicUsize::new(0);
+
+impl Owed {
+    fn new() -> Self {
+        OWED.fetch_add(1, Ordering::Relaxed);
+        Self
+    }
+}
+
+impl Drop for Owed {
+    fn drop(&mut self) {
+        OWED.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// How many callers wait for an answer that comes later.
+pub(crate) fn owed() -> usize {
+    OWED.load(Ordering::Relaxed)
 }
 
 impl Later {
@@ -41,7 +70,12 @@ impl Later {
                     drop(state);
                     answer.send(responder);
                 }
-                State::New => *state = State::Owed(responder),
+                State::New => {
+                    if let Some((bell, number)) = self.cancelled.lock().take() {
+                        responder.on_cancelled(move || bell.ring(number));
+                    }
+                    *state = State::Owed(responder, Owed::new());
+                }
                 // It stood for the result of a call before. Dropping the responder says that there is no answer.
                 before => *state = before,
             }
@@ -55,8 +89,9 @@ impl Later {
         outside(py, || {
             let mut state = self.state.lock();
             match std::mem::replace(&mut *state, State::Over) {
-                State::Owed(responder) => {
+                State::Owed(responder, owed) => {
                     drop(state);
+                    drop(owed);
                     answer.send(responder);
                     true
                 }
@@ -77,7 +112,8 @@ impl Later {
 impl Later {
     #[new]
     fn new(handler: Py<PyAny>) -> Self {
-        Self { handler: PyHandler(handler), home: Home::here(), state: Mutex::new(State::New) }
+        let state = Mutex::new(State::New);
+        Self { handler: PyHandler(handler), home: Home::here(), state, cancelled: Mutex::default() }
     }
 
     /// The function's result is `result`. False if there was an outcome before.
@@ -90,10 +126,20 @@ impl Later {
         self.answer(py, Answer::of(py, self.handler.pack_exception(py, error)))
     }
 
+    /// Rings `bell` with `number` once nobody waits for the answer any more, unless it is given before.
+    fn ring_when_cancelled(&self, py: Python<'_>, bell: &Bell, number: u64) {
+        let bell = bell.shared();
+        outside(py, || match &*self.state.lock() {
+            State::New => *self.cancelled.lock() = Some((bell, number)),
+            State::Owed(responder, _) => responder.on_cancelled(move || bell.ring(number)),
+            State::Known(_) | State::Over => {}
+        });
+    }
+
     /// Whether nobody waits for the answer any more: the caller cancelled the call or is gone.
     fn is_cancelled(&self) -> bool {
         !self.home.is_here()
-            || matches!(&*self.state.lock(), State::Owed(responder) if responder.is_cancelled())
+            || matches!(&*self.state.lock(), State::Owed(responder, _) if responder.is_cancelled())
     }
 }
 
@@ -102,7 +148,7 @@ impl Drop for Later {
         if !self.home.is_here() {
             return;
         }
-        if let State::Owed(responder) = std::mem::replace(self.state.get_mut(), State::Over) {
+        if let State::Owed(responder, _) = std::mem::replace(self.state.get_mut(), State::Over) {
             // Nobody can answer any more. Saying so may have to wait for locks: not here (LOCK-1).
             spawner::spawn(move || drop(responder));
         }

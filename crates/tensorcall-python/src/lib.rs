@@ -4,7 +4,9 @@ mod agent;
 mod bell;
 mod call;
 mod error;
+mod faults;
 mod gil;
+mod gil_wait;
 mod handler;
 mod later;
 mod log;
@@ -61,6 +63,12 @@ fn run_apart(py: Python<'_>, body: Py<PyAny>) -> PyResult<()> {
     }
 }
 
+/// Whether to measure how long requests wait for the interpreter lock, for the metrics.
+#[pyfunction]
+fn measure_gil_waits(flag: bool) {
+    gil_wait::measure(flag);
+}
+
 #[pymodule]
 fn _tensorcall(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<agent::Agent>()?;
@@ -71,6 +79,7 @@ fn _tensorcall(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(stop_entering, module)?)?;
     module.add_function(wrap_pyfunction!(listening, module)?)?;
     module.add_function(wrap_pyfunction!(after_fork_in_child, module)?)?;
+    module.add_function(wrap_pyfunction!(measure_gil_waits, module)?)?;
     tensor::add_to(module)?;
     testing::add_to(module)
 }

@@ -2,11 +2,13 @@
 
 use std::num::NonZeroUsize;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tensorcall_proto::ids::{Rank, WorkerName};
 use tensorcall_proto::wire::limits::Limits;
 
+use crate::agent::Faults;
 use crate::error::{Error, Result};
 use crate::transport::host::{Listening, Wishes};
 
@@ -48,6 +50,8 @@ pub struct AgentConfig {
     pub listen_interface: Option<String>,
     /// What is accepted from peers.
     pub limits: Limits,
+    /// What happens to messages on their way out, in tests. Default none.
+    pub faults: Option<Arc<dyn Faults>>,
 }
 
 impl AgentConfig {
@@ -69,6 +73,7 @@ impl AgentConfig {
             listen_address: None,
             listen_interface: None,
             limits: Limits::default(),
+            faults: None,
         }
     }
 

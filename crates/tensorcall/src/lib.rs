@@ -25,7 +25,7 @@ pub mod sync;
 pub mod transport;
 
 pub use agent::{
-    Agent, CallError, Handler, InboundCall, Metrics, PeerInfo, Request, Responder, ThreadHook,
+    Agent, CallError, Fault, Faults, Handler, InboundCall, Metrics, PeerInfo, Request, Responder, ThreadHook,
     is_pool_thread, lend,
 };
 pub use config::AgentConfig;

@@ -16,7 +16,7 @@ use common::{
 use tensorcall::body::Body;
 use tensorcall::proto::ids::WorkerName;
 use tensorcall::proto::wire::message::Encoding;
-use tensorcall::{Agent, AgentConfig, CallError, ErrorKind, lend, promise};
+use tensorcall::{Agent, AgentConfig, CallError, ErrorKind, Responder, lend, promise};
 
 /// The agents of a test, for functions that make calls.
 type Book = Arc<OnceLock<Vec<Agent>>>;
@@ -53,6 +53,7 @@ fn is_full(agent: &Agent, to: u32, function: &str) -> bool {
     matches!(agent.try_call(rank(to), request(function, b"", Some(SOON))), Err(CallError::Full(_)))
 }
 
+/// LOG row 11.
 #[test]
 fn a_call_beyond_the_window_waits_until_another_one_ends() {
     for kind in Kind::ALL {
@@ -203,6 +204,46 @@ fn a_function_that_runs_can_see_that_its_call_was_cancelled() {
         assert_eq!(answer(&future).unwrap_err().kind(), ErrorKind::Cancelled);
         assert_eq!(tells.recv_timeout(SOON), Ok(true));
         leave_together(agents);
+    }
+}
+
+#[test]
+fn who_runs_a_function_is_told_when_its_call_is_cancelled_or_its_caller_is_lost() {
+    for kind in Kind::ALL {
+        let (told, tells) = channel();
+        let (kept, keeps) = channel();
+        let patient = || {
+            let (told, kept) = (told.clone(), kept.clone());
+            Functions::default().with("patient", move |_, responder: Responder| {
+                let told = told.clone();
+                responder.on_cancelled(move || told.send(()).unwrap());
+                kept.send(responder).unwrap();
+            })
+        };
+        let agents = group(kind, 2, |_| {}, patient);
+
+        let future = call(&agents[0], 1, "patient", b"").unwrap();
+        let cancelled = keeps.recv_timeout(SOON).unwrap();
+        agents[0].cancel(rank(1), future.call().unwrap());
+        assert_eq!(tells.recv_timeout(SOON), Ok(()));
+        cancelled.returned(Encoding::Value, Body::default());
+
+        let answered = call(&agents[0], 1, "patient", b"").unwrap();
+        keeps.recv_timeout(SOON).unwrap().returned(Encoding::Value, Body::default());
+        answer(&answered).unwrap();
+        assert!(!agents[0].cancel(rank(1), answered.call().unwrap()));
+
+        call(&agents[0], 1, "patient", b"").unwrap();
+        let orphan = keeps.recv_timeout(SOON).unwrap();
+        agents[0].close(false, deadline(SOON));
+        assert_eq!(tells.recv_timeout(SOON), Ok(()), "once for each");
+        orphan.on_cancelled({
+            let told = told.clone();
+            move || told.send(()).unwrap()
+        });
+        assert_eq!(tells.recv_timeout(SOON), Ok(()), "at once if it is known");
+        drop(orphan);
+        assert!(tells.try_recv().is_err());
     }
 }
 

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use crate::{demo, fmt, plan::Plan, process::run, project::Project, setup, stubs, test};
+use crate::{demo, fmt, packages, plan::Plan, process::run, project::Project, setup, stubs, test};
 
 pub(crate) fn add<'a>(plan: &mut Plan<'a>, project: &'a Project) {
     plan.step("Rust format", |_| fmt::rust(project, &["--check"]));
@@ -16,6 +16,7 @@ pub(crate) fn add<'a>(plan: &mut Plan<'a>, project: &'a Project) {
     setup::add_extension(plan, project);
     stubs::add(plan, project);
     demo::add(plan, project);
+    packages::add(plan, project);
     plan.step("models of lock-free state", |tally| test::models(project, tally));
     test::add(plan, project, false);
 }

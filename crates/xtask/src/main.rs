@@ -14,12 +14,15 @@ mod ci;
 mod demo;
 mod fmt;
 mod fuzz;
+mod licences;
+mod packages;
 mod peer_suite;
 mod plan;
 mod process;
 mod project;
 mod python;
 mod setup;
+mod soak;
 mod stamp;
 mod stubs;
 mod tally;
@@ -66,6 +69,10 @@ enum Command {
     Fmt,
     /// Check the hand-written stub of the extension against the extension.
     Stubs,
+    /// Make the wheel, the source distribution and the crates, and try them as a user would.
+    Packages,
+    /// Write the licences of the crates that wheels contain into LICENSE-THIRD-PARTY.
+    Licences,
     /// Run torch's own RPC tests against us; arguments go to `python/tests/peer/run.py`.
     PeerSuite {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -73,6 +80,12 @@ enum Command {
     },
     /// Compare our speed with torch's own agent; arguments go to `python/benches/run.py`.
     Bench {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
+    /// Call a million times and see whether memory, descriptors or threads grow; arguments go to
+    /// `python/benches/soak.py`.
+    Soak {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
@@ -110,6 +123,11 @@ fn main() -> ExitCode {
             setup::add(&mut plan, &project);
             stubs::add(&mut plan, &project);
         }
+        Command::Packages => {
+            setup::add_environment(&mut plan, &project);
+            packages::add(&mut plan, &project);
+        }
+        Command::Licences => licences::add(&mut plan, &project),
         Command::PeerSuite { args } => {
             setup::add(&mut plan, &project);
             peer_suite::add(&mut plan, &project, args);
@@ -117,6 +135,10 @@ fn main() -> ExitCode {
         Command::Bench { args } => {
             setup::add(&mut plan, &project);
             bench::add(&mut plan, &project, args);
+        }
+        Command::Soak { args } => {
+            setup::add(&mut plan, &project);
+            soak::add(&mut plan, &project, args);
         }
         Command::Fuzz { target, args } => fuzz::add(&mut plan, &project, target, args),
     }

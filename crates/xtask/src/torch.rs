@@ -19,7 +19,10 @@ const REQUIREMENT: &str = "torch>=2.9";
 /// Room that torch from PyPI, its libraries and our build take.
 const DISK_GIB: u64 = 8;
 
-const SITE: &str = "import sysconfig; print(sysconfig.get_path('purelib'))";
+/// The file with the lender's folders, beside the borrower's packages.
+const LENT: &str = "lent_torch.pth";
+/// Prints where an interpreter's packages are.
+pub(crate) const SITE: &str = "import sysconfig; print(sysconfig.get_path('purelib'))";
 const IMPORT_PATHS: &str = "import sys; print(*[p for p in sys.path if p.endswith('-packages')], sep='\\n')";
 const VERSION: &str = "from importlib.metadata import version; print(version('torch'))";
 
@@ -63,6 +66,12 @@ fn lend(project: &Project, lender: &Path) -> Result<()> {
     Ok(fs::write(file, paths)?)
 }
 
+/// The same for an environment that is not the project's, nor checked.
+pub(crate) fn lend_to(borrower: &Path, lender: &Path) -> Result<()> {
+    let file = Path::new(&python::evaluate(borrower, SITE)?).join(LENT);
+    Ok(fs::write(file, python::evaluate(lender, IMPORT_PATHS)?)?)
+}
+
 /// Ends a loan, if there is one.
 pub(crate) fn give_back(project: &Project) -> Result<()> {
     let file = lent(project)?;
@@ -73,7 +82,7 @@ pub(crate) fn give_back(project: &Project) -> Result<()> {
 }
 
 fn lent(project: &Project) -> Result<PathBuf> {
-    Ok(PathBuf::from(project.evaluate(SITE)?).join("lent_torch.pth"))
+    Ok(PathBuf::from(project.evaluate(SITE)?).join(LENT))
 }
 
 fn check_disk(place: &Path) -> Result<()> {

@@ -13,14 +13,14 @@ import numbers
 import os
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlparse
 
 import torch.distributed
 from torch._C._distributed_c10d import PrefixStore, Store
-from torch.distributed.rendezvous import _create_store_from_options, rendezvous
+from torch.distributed.rendezvous import _rendezvous_helper, rendezvous
 
-from . import _fork, _futures, _membership
+from . import _fork, _futures, _membership, _scripts
 from . import api as api
 from . import backend_registry as backend_registry
 from . import constants as constants
@@ -98,8 +98,8 @@ _rendezvous: list[Iterator[Any]] = []
 
 
 def is_available() -> bool:
-    """Whether RPC can be used."""
-    return True
+    """Whether RPC can be used: it can, but not in TorchScript."""
+    return not (_scripts.refusing and _scripts.is_compiling(1))
 
 
 def init_rpc(
@@ -115,7 +115,8 @@ def init_rpc(
         name: unique in the group; letters, digits, ``-``, ``_`` and ``:``.
         backend: a member of `BackendType`, by default the one that fits the options.
         rank: from 0 to ``world_size - 1``, unique in the group.
-        world_size: how many workers there are.
+        world_size: how many workers there are. Without it the group is dynamic: workers join and leave at
+            any time, and `rank` has to be given.
         rpc_backend_options: by default ``TensorPipeRpcBackendOptions()``.
 
     Raises:
@@ -154,8 +155,15 @@ def _choose_backend(backend: Any, given: Any) -> tuple[Any, Any]:
 
 
 def _infer_backend(given: RpcBackendOptions) -> Any:
-    for candidate in backend_registry.BackendType:
-        if isinstance(given, type(backend_registry.construct_rpc_backend_options(candidate))):
+    kinds = {
+        candidate: type(backend_registry.construct_rpc_backend_options(candidate))
+        for candidate in backend_registry.BackendType
+    }
+    for candidate, kind in kinds.items():
+        if type(given) is kind:
+            return candidate
+    for candidate, kind in kinds.items():
+        if isinstance(given, kind):
             return candidate
     raise TypeError(f"Could not infer backend for options {given}")
 
@@ -177,30 +185,35 @@ def _check_rank(rank: Any, world_size: Any) -> None:
 
 def _meet(chosen: RpcBackendOptions, rank: int, world_size: int | None) -> tuple[Store, int, int | None]:
     """Let c10d find the store; also what rank and size its URL or environment give."""
-    if not world_size:
-        store = _create_store_from_options(chosen, rank)  # type: ignore[no-untyped-call]
-    else:
-        deadline = _membership.Deadline.of_rendezvous(chosen.rpc_timeout)
-        store, rank, world_size = _find_store(chosen.init_method, rank, world_size, deadline)
+    deadline = _membership.Deadline.of_rendezvous(chosen.rpc_timeout)
+    store, rank, size = _find_store(chosen.init_method, rank, world_size, deadline)
+    store.set_timeout(deadline.left())
+    if world_size:
+        world_size = size
         _check_rank(rank, world_size)
-        store.set_timeout(deadline.left())
     place = _place(chosen.init_method)
     with _init_counts_lock:
-        store = PrefixStore(f"rpc_prefix_{_init_counts[place]}", store)
+        counted = PrefixStore(f"rpc_prefix_{_init_counts[place]}", store)
         _init_counts[place] += 1
-    return store, rank, world_size
+    if world_size:
+        return counted, rank, world_size
+    # Members of a dynamic group come and go, each as often as it likes: they meet in one place.
+    _membership.mark_dynamic(counted)
+    return PrefixStore("rpc_dynamic", store), rank, world_size
 
 
 def _find_store(
-    init_method: str, rank: int, world_size: int, deadline: _membership.Deadline
+    init_method: str, rank: int, world_size: int | None, deadline: _membership.Deadline
 ) -> tuple[Store, int, int]:
-    url = urlparse(init_method)
-    if url.scheme in ("env", "tcp") and rank >= 0 and "rank=" not in url.query:
+    url, timeout = urlparse(init_method), deadline.left()
+    if not world_size:
+        meeting = _rendezvous_helper(init_method, rank, None, timeout=timeout)
+    elif url.scheme in ("env", "tcp") and rank >= 0 and "rank=" not in url.query:
         # A store that is told of no size waits for nobody. We do, and say who did not come.
         query = "&".join(filter(None, (url.query, f"rank={rank}", "world_size=-1")))
-        meeting = rendezvous(url._replace(query=query).geturl(), timeout=deadline.left())
+        meeting = rendezvous(url._replace(query=query).geturl(), timeout=timeout)
     else:
-        meeting = rendezvous(init_method, rank=rank, world_size=world_size, timeout=deadline.left())
+        meeting = rendezvous(init_method, rank=rank, world_size=world_size, timeout=timeout)
     _rendezvous.append(meeting)
     late = deadline.seconds + _GRACE if deadline.seconds else None
     try:
@@ -211,7 +224,7 @@ def _find_store(
             "the store does where the workers meet"
         )
         raise RuntimeError(text) from None
-    return store, rank, world_size if size == -1 else size
+    return store, rank, world_size if world_size and size == -1 else size
 
 
 def _place(init_method: str) -> str:
@@ -295,9 +308,11 @@ def _disable_jit_rref_pickle() -> None:
     """Nothing: there are no RRefs yet that a script could pickle."""
 
 
-def __getattr__(name: str) -> Any:
-    if name == "BackendType":
-        return backend_registry.BackendType
-    if name in ("_all_gather", "_barrier", "_wait_all", "_wait_all_workers"):
-        return getattr(api, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # a type checker would take any name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        if name == "BackendType":
+            return backend_registry.BackendType
+        if name in ("_all_gather", "_barrier", "_wait_all", "_wait_all_workers"):
+            return getattr(api, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -69,8 +69,9 @@ class TensorPipeAgent(RpcAgent):
 
     Args:
         native: the extension's agent, not yet open.
-        infos: all workers of the group, by rank.
+        infos: all workers of the group.
         roster: name, rank and contact of each, for the extension.
+        dynamic: whether others join and leave at run time.
     """
 
     def __init__(
@@ -81,13 +82,16 @@ class TensorPipeAgent(RpcAgent):
         store: Store,
         options: TensorPipeRpcBackendOptions,
         handler: Handler,
+        dynamic: bool = False,
     ) -> None:
         self.rpc_timeout = options.rpc_timeout
         self._native = native
-        self._infos = infos
+        self._infos = {info.id: info for info in infos}
         self._roster = roster
         self._by_name = {info.name: info.id for info in infos}
-        self._me = infos[native.rank]
+        self._me = self._infos[native.rank]
+        self._dynamic = dynamic
+        self._changing = threading.Lock()
         self._store = store
         self._options = options
         self._handler = handler
@@ -96,7 +100,7 @@ class TensorPipeAgent(RpcAgent):
     @property
     def is_static_group(self) -> bool:
         """Whether the group was given its size at the start."""
-        return True
+        return not self._dynamic
 
     @property
     def store(self) -> Store:
@@ -107,7 +111,7 @@ class TensorPipeAgent(RpcAgent):
         return self._me if worker is None else self._infos[self._rank_of(worker)]
 
     def get_worker_infos(self) -> list[WorkerInfo]:
-        return list(self._infos)
+        return [self._infos[rank] for rank in sorted(self._infos)]
 
     def join(self, shutdown: bool = False, timeout: float = 0) -> None:
         """Wait until nothing is in flight in the whole group.
@@ -151,7 +155,7 @@ class TensorPipeAgent(RpcAgent):
         return metrics
 
     def _open(self) -> None:
-        self._native.open(self._roster)
+        self._native.open(self._roster, self._dynamic)
 
     def _rank_of(self, to: Any) -> int:
         rank: int | None
@@ -162,7 +166,7 @@ class TensorPipeAgent(RpcAgent):
             rank = to.id if self._by_name.get(to.name) == to.id else None
             wanted = str(to)
         elif isinstance(to, int):
-            rank = int(to) if 0 <= to < len(self._infos) else None
+            rank = int(to) if to in self._infos else None
             wanted = f"id {to}"
         else:
             raise ValueError(f"Cannot get WorkerInfo from name {to}")
@@ -171,7 +175,31 @@ class TensorPipeAgent(RpcAgent):
         return rank
 
     def _name_of(self, rank: int) -> str:
-        return self._infos[rank].name
+        info = self._infos.get(rank)
+        return f"of rank {rank}" if info is None else info.name
+
+    def _add(self, info: WorkerInfo) -> None:
+        """Let a worker that has joined be called; the extension knows it already."""
+        with self._changing:
+            before = self._infos.get(info.id)
+            names = {
+                name: rank for name, rank in self._by_name.items() if before is None or name != before.name
+            }
+            self._by_name = names | {info.name: info.id}
+            self._infos = self._infos | {info.id: info}
+
+    def _remove(self, rank: int) -> None:
+        """Let a worker that leaves no longer be called."""
+        with self._changing:
+            self._infos = {other: info for other, info in self._infos.items() if other != rank}
+            self._by_name = {name: other for name, other in self._by_name.items() if other != rank}
+
+    def _update_group_membership(
+        self, worker_info: WorkerInfo, my_devices: Any, reverse_device_map: Any, is_join: bool
+    ) -> None:
+        from . import _dynamic
+
+        _dynamic.update(self, worker_info, is_join)
 
     def _get_backend_options(self) -> TensorPipeRpcBackendOptions:
         return self._options
@@ -246,6 +274,7 @@ def enable_gil_profiling(flag: bool) -> None:
     """Whether the metrics tell how long requests wait for the GIL."""
     global _gil_profiling
     _gil_profiling = bool(flag)
+    _tensorcall.measure_gil_waits(_gil_profiling)
 
 
 def prepare() -> None:

@@ -155,6 +155,6 @@ def _start_plain(
 
 def _by_name(func: Any, name: str) -> Any:
     """What stands for a torch function in a pickle; other functions pickle by themselves."""
-    if "::" in name or name.startswith(_target._SCRIPT):
+    if _target.is_torchs(name):
         return _target.TorchTarget(name, func)
     return func

@@ -3,7 +3,8 @@
 They run on an event loop of this worker, on a thread that starts with the first of them and ends
 with the agent. The pool thread that took the request is free as soon as the coroutine is handed
 over; the caller is answered when the coroutine ends. A coroutine should ``await`` what it waits
-for: one that blocks holds up the others.
+for: one that blocks holds up the others. It is cancelled, as tasks are, when its caller cancels the
+call or is lost.
 """
 
 from __future__ import annotations
@@ -97,6 +98,9 @@ class Coroutines:
         task = asyncio.get_running_loop().create_task(self._answer(coroutine, later), context=context)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        bell = _loops.bell_of(task.get_loop())
+        number = bell.run_when_cancelled(later, task.cancel)
+        task.add_done_callback(lambda _: bell.forget(number))
 
     async def _answer(self, coroutine: Coroutine[Any, Any, Any], later: _tensorcall.Later) -> None:
         try:
@@ -104,7 +108,9 @@ class Coroutines:
         except BaseException as error:
             # SystemExit, too, is the answer of this call and not the end of the loop. Once the loop
             # stops, coroutines end because of that, and nobody can be answered any more.
-            if not self._stopped:
+            if isinstance(error, asyncio.CancelledError) and later.is_cancelled():
+                later.returned(None)  # for the books: nobody reads it
+            elif not self._stopped:
                 later.raised(error)
         else:
             later.returned(result)

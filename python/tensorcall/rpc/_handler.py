@@ -20,7 +20,7 @@ import torch
 from .. import _tensorcall
 from . import _agent, _fork, _remote_error, _target, internal
 from ._coroutines import Coroutines
-from ._remote_error import ErrorCarrier
+from ._remote_error import ErrorCarrier, OperatorError
 from ._worker import WorkerInfo
 
 _logger = logging.getLogger("tensorcall")
@@ -100,7 +100,7 @@ class Handler:
             self._coroutines.start(result, later)
             return later
         if getattr(function, "_wrapped_async_rpc_function", None) is not None:
-            return self._follow(result)
+            return self._follow(function, result)
         return result
 
     def unseen_exception(self, function: str, worker: str, payload: bytes) -> None:
@@ -117,9 +117,12 @@ class Handler:
                 text,
             )
 
-    def _follow(self, future: object) -> _tensorcall.Later:
+    def _follow(self, function: object, future: object) -> _tensorcall.Later:
         """The outcome of a future that a function returned in the place of a result."""
-        if not isinstance(future, torch.futures.Future):
+        if not isinstance(future, torch._C.Future):
+            if isinstance(function, _target.TorchTarget):
+                kind = _target.script_type(future)
+                raise OperatorError(f"Async functions must return an IValue of Future type, but got {kind}")
             raise RuntimeError(
                 "Functions decorated with @rpc.async_function must return a torch.futures.Future object, "
                 f"but this one returned {future!r}"
@@ -156,7 +159,7 @@ class Handler:
         return RAISED, payload, tensors
 
 
-def _answer(later: _tensorcall.Later, future: torch.futures.Future[Any]) -> None:
+def _answer(later: _tensorcall.Later, future: Any) -> None:
     try:
         result = future.value()
     except BaseException as error:

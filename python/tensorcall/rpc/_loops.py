@@ -41,6 +41,13 @@ class LoopBell:
         call.ring(self._bell, number)
         return number
 
+    def run_when_cancelled(self, later: _tensorcall.Later, run: Callable[[], object]) -> int:
+        """Run `run` in the loop when nobody waits for `later` any more; the number is for :meth:`forget`."""
+        number = next(self._numbers)
+        self._expected[number] = run
+        later.ring_when_cancelled(self._bell, number)
+        return number
+
     def forget(self, number: int) -> None:
         """Do not run it any more."""
         self._expected.pop(number, None)

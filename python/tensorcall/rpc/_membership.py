@@ -29,7 +29,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import DistError
 
 from .. import _tensorcall
-from . import _agent, api
+from . import _agent, _log, api
 from ._handler import Handler
 from ._waiting import interruptible
 from ._worker import WorkerInfo
@@ -54,6 +54,9 @@ _NO_SECRET = (
 )
 
 
+_MIXED = "RPC group mixes statically and dynamically initialized members which is not supported."
+
+
 class Deadline:
     """A point in time that several waits share.
 
@@ -72,6 +75,10 @@ class Deadline:
         left = max(self._end - time.monotonic(), 0.001)
         return min(timedelta(seconds=left), DEFAULT_PROCESS_GROUP_TIMEOUT)
 
+    def is_over(self) -> bool:
+        """Whether it has passed."""
+        return self._end is not None and time.monotonic() >= self._end
+
     @classmethod
     def of_rendezvous(cls, rpc_timeout: float) -> Deadline:
         """The limit for meeting, given the limit for calls."""
@@ -79,9 +86,14 @@ class Deadline:
 
 
 def join(
-    store: Store, name: str, rank: int, world_size: int, options: TensorPipeRpcBackendOptions
+    store: Store,
+    name: str,
+    rank: int,
+    world_size: int,
+    options: TensorPipeRpcBackendOptions,
+    kind: type[_agent.TensorPipeAgent] = _agent.TensorPipeAgent,
 ) -> _agent.TensorPipeAgent:
-    """Meet the other workers and start this one's agent, which is then the current one.
+    """Meet the other workers and start this one's agent, of class `kind`, which is then the current one.
 
     Returns when every worker of the group serves.
 
@@ -89,12 +101,14 @@ def join(
         RuntimeError: a name is not unique or not a name, two workers claim one rank, the workers
             have different secrets, somebody did not come in time. No agent is set then.
     """
+    _log.configure()
     deadline = Deadline.of_rendezvous(options.rpc_timeout)
-    meeting = _Meeting(store, rank, world_size, deadline, options.init_method)
+    keys = keys_of(store)
+    meeting = _Meeting(keys, rank, world_size, deadline, options.init_method)
     native: _tensorcall.Agent | None = None
     _agent.prepare()
     try:
-        job, secret = meeting.agree_on_job()
+        job, secret = agree_on_job(keys)
         entry = {"name": name, "world_size": world_size, "secret": _fingerprint(secret, job)}
         if secret is None:
             meeting.enter(entry)
@@ -102,25 +116,15 @@ def join(
             raise RuntimeError(_NO_SECRET)
         try:
             handler = Handler(WorkerInfo(name, rank))
-            native = _tensorcall.Agent(
-                name,
-                rank,
-                job=job,
-                secret=secret,
-                num_worker_threads=options.num_worker_threads,
-                host=meeting_host(options.init_method),
-                handler=handler,
-            )
+            native = make_native(name, rank, job, secret, options, handler)
         except Exception as error:
             meeting.spoil(f"worker {name!r} (rank {rank}) cannot join: {error}")
             raise
-        if _given_secret() is None:
-            _warn_if_reachable(native.contact())
         meeting.enter(entry | {"contact": native.contact()})
         roster = meeting.roster()
         meeting.check(roster, name, native.contact())
         infos = [WorkerInfo(member, other) for member, other, _ in roster]
-        agent = _agent.TensorPipeAgent(native, infos, roster, store, options, handler)
+        agent = kind(native, infos, roster, store, options, handler)
         api._init_rpc_states(agent)
         try:
             meeting.wait_until_all_serve()
@@ -137,14 +141,68 @@ def join(
     return agent
 
 
+def keys_of(store: Store) -> Store:
+    """Where a group has its keys in `store`."""
+    run, restart = (os.environ.get(f"TORCHELASTIC_{key}", "") for key in ("RUN_ID", "RESTART_COUNT"))
+    return PrefixStore(f"tensorcall/{run}/{restart}", store)
+
+
+def mark_dynamic(store: Store) -> None:
+    """Say that the workers that meet in `store` do so in a dynamic group.
+
+    Raises:
+        RuntimeError: a static group meets there.
+    """
+    found = keys_of(store).compare_set("job", "", json.dumps({"dynamic": True}))
+    if "dynamic" not in json.loads(found):
+        raise RuntimeError(_MIXED)
+
+
+def agree_on_job(keys: Store) -> tuple[str, bytes | None]:
+    """The job's id and secret: those of whoever came first.
+
+    No secret means that the others were given one and this worker was not.
+    """
+    given = _given_secret()
+    proposal = {
+        "job": secrets.token_hex(16),
+        "secret": None if given is not None else secrets.token_hex(32),
+    }
+    agreed = json.loads(keys.compare_set("job", "", json.dumps(proposal)))
+    if "dynamic" in agreed:
+        raise RuntimeError(_MIXED)
+    if given is not None:
+        return agreed["job"], given
+    secret = agreed["secret"]
+    return agreed["job"], None if secret is None else bytes.fromhex(secret)
+
+
+def make_native(
+    name: str, rank: int, job: str, secret: bytes, options: TensorPipeRpcBackendOptions, handler: Handler
+) -> _tensorcall.Agent:
+    """The extension's agent of a worker. It listens and runs nothing yet."""
+    native = _tensorcall.Agent(
+        name,
+        rank,
+        job=job,
+        secret=secret,
+        num_worker_threads=options.num_worker_threads,
+        host=meeting_host(options.init_method),
+        handler=handler,
+        faults=options._faults(),
+    )
+    if _given_secret() is None:
+        _warn_if_reachable(native.contact())
+    return native
+
+
 class _Meeting:
     """One worker's part in a join."""
 
     def __init__(
-        self, store: Store, rank: int, world_size: int, deadline: Deadline, init_method: str = ""
+        self, keys: Store, rank: int, world_size: int, deadline: Deadline, init_method: str = ""
     ) -> None:
-        run, restart = (os.environ.get(f"TORCHELASTIC_{key}", "") for key in ("RUN_ID", "RESTART_COUNT"))
-        self._store = PrefixStore(f"tensorcall/{run}/{restart}", store)
+        self._store = keys
         self._rank = rank
         self._size = world_size
         self._deadline = deadline
@@ -155,22 +213,6 @@ class _Meeting:
                 f". If that is not so, {file.path} is left from an earlier job: remove it, or meet at "
                 "another file"
             )
-
-    def agree_on_job(self) -> tuple[str, bytes | None]:
-        """The job's id and secret: those of whoever came first.
-
-        No secret means that the others were given one and this worker was not.
-        """
-        given = _given_secret()
-        proposal = {
-            "job": secrets.token_hex(16),
-            "secret": None if given is not None else secrets.token_hex(32),
-        }
-        agreed = json.loads(self._store.compare_set("job", "", json.dumps(proposal)))
-        if given is not None:
-            return agreed["job"], given
-        secret = agreed["secret"]
-        return agreed["job"], None if secret is None else bytes.fromhex(secret)
 
     def enter(self, entry: dict[str, Any]) -> None:
         """Leave this worker's entry.

@@ -2,7 +2,8 @@
 
 Operators and script functions go by their names in torch; a Python function that can be
 imported goes by ``module:qualname``. A name contains ``::`` only if it is an operator's, and
-starts with ``__torch__.`` only if it is a script function's. Everything else is pickled.
+starts with ``__torch__.`` only if it is a script function's; a script function marked by
+``functions.async_execution`` has an ``@`` before that. Everything else is pickled.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from ._remote_error import OperatorError
 _find_builtin: Callable[[Any], str | None] = torch.jit._builtins._find_builtin
 _ScriptFunction = torch.jit.ScriptFunction
 _SCRIPT = "__torch__."
+_LATER = "@"
+"""Before the name of a script function whose result is the value of the future that it returns."""
 
 
 class _Known(NamedTuple):
@@ -62,6 +65,27 @@ class TorchTarget:
         return find, (self._name,)
 
 
+class AsyncTorchTarget(TorchTarget):
+    """A script function whose result is the value of the future that it returns."""
+
+    __slots__ = ()
+
+    _wrapped_async_rpc_function = True
+
+
+def is_torchs(name: str) -> bool:
+    """Whether `name` is that of an operator or a script function."""
+    return "::" in name or name.startswith((_SCRIPT, _LATER))
+
+
+def script_type(value: object) -> str:
+    """What TorchScript calls the type of a value."""
+    names = {bool: "Bool", int: "Int", float: "Double", str: "String", type(None): "None"}
+    if isinstance(value, torch.Tensor):
+        return "Tensor"
+    return names.get(type(value), type(value).__name__)
+
+
 def name_of(func: Any, args: Any, kwargs: Any) -> str | None:
     """The name under which `func` can be found on any worker; ``None`` if it must be pickled.
 
@@ -75,9 +99,13 @@ def name_of(func: Any, args: Any, kwargs: Any) -> str | None:
     if operator is not None:
         overload = torch._C._jit_resolve_packet(operator, *args, **kwargs)
         return operator if overload == "default" else f"{operator}.{overload}"
-    if isinstance(func, _ScriptFunction):
-        _check_script_arguments(func, args, kwargs)
-        return torch._jit_internal._qualified_name(func)
+    script, mark = func, ""
+    wrapped = getattr(func, "_wrapped_async_rpc_function", None)
+    if isinstance(wrapped, _ScriptFunction):
+        script, mark = wrapped, _LATER
+    if isinstance(script, _ScriptFunction):
+        _check_script_arguments(script, args, kwargs)
+        return mark + torch._jit_internal._qualified_name(script)
     return _python_name(func)
 
 
@@ -89,7 +117,7 @@ def find(name: str) -> Any:
     """
     if "::" in name:
         return _operator(name)
-    if name.startswith(_SCRIPT):
+    if name.startswith((_SCRIPT, _LATER)):
         return _script_function(name)
     module, _, qualname = name.partition(":")
     # Not cached: the attribute may be bound to something else tomorrow.
@@ -158,10 +186,11 @@ def _operator(name: str) -> TorchTarget:
 
 
 def _script_function(name: str) -> TorchTarget:
-    found = torch.jit._state._python_cu.find_function(name)
+    script = name.removeprefix(_LATER)
+    found = torch.jit._state._python_cu.find_function(script)
     if found is None:
-        raise AttributeError(f"no script function {name} has been compiled on this worker")
-    return TorchTarget(name, found)
+        raise AttributeError(f"no script function {script} has been compiled on this worker")
+    return TorchTarget(name, found) if script == name else AsyncTorchTarget(name, found)
 
 
 def _check_script_arguments(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:

@@ -25,6 +25,7 @@ from ._futures import Future
 from ._gather import AllGatherStates as AllGatherStates
 from ._gather import Round
 from ._rref import MISSING, PyRRef, RRef, debug_info
+from ._scripts import eager_only
 from ._worker import WorkerInfo
 from .constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
 from .internal import _internal_rpc_pickler
@@ -100,6 +101,7 @@ def get_worker_info(worker_name: str | int | None = None) -> WorkerInfo:
     return info
 
 
+@eager_only
 @_require_initialized
 def rpc_sync(
     to: str | WorkerInfo | int,
@@ -131,6 +133,7 @@ def rpc_sync(
     return _call.take(call)
 
 
+@eager_only
 @_require_initialized
 def rpc_async(
     to: str | WorkerInfo | int,
@@ -160,6 +163,7 @@ def rpc_async(
     return future
 
 
+@eager_only
 @_require_initialized
 def remote(
     to: str | WorkerInfo | int,
@@ -304,16 +308,23 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
 
     Args:
         graceful: first wait until all workers have called this and nothing is in flight
-            anywhere. Otherwise pending calls fail and the others see this worker leave.
+            anywhere. A worker of a dynamic group tells the others that it leaves and waits for its own
+            calls alone. Otherwise pending calls fail and the others see this worker leave.
         timeout: seconds that waiting may take; 0 means no limit.
 
     Raises:
         RuntimeError: RPC is not initialized, or the limit passed; the agent is stopped all the same.
     """
+    # Here, since a dynamic group is led by functions that are called as any other.
+    from . import _dynamic
+
     agent = _get_current_rpc_agent()
     end = time.monotonic() + timeout
     try:
-        if graceful:
+        if graceful and not getattr(agent, "is_static_group", True):
+            _dynamic.leave(agent, timeout)
+            agent.join(shutdown=True, timeout=max(end - time.monotonic(), 0.001) if timeout else 0)
+        elif graceful:
             _wait_all_workers(timeout)
             _delete_all_user_and_unforked_owner_rrefs()
             agent.join(shutdown=True, timeout=max(end - time.monotonic(), 0.001) if timeout else 0)

@@ -120,20 +120,23 @@ def _tensorpipe_construct_rpc_backend_options_handler(
 def _tensorpipe_init_backend_handler(
     store: Any, name: str, rank: int, world_size: int | None, rpc_backend_options: RpcBackendOptions
 ) -> Any:
-    # Here, since a join needs the API, and the API this registry.
-    from . import _membership
-
-    if not isinstance(store, Store):
-        raise TypeError(f"`store` must be a c10d::Store. {store}")
     if not isinstance(rpc_backend_options, TensorPipeRpcBackendOptions):
         raise TypeError(
             f"`rpc_backend_options` must be a `TensorPipeRpcBackendOptions`. {rpc_backend_options}"
         )
+    return _join(store, name, rank, world_size, rpc_backend_options)
+
+
+def _join(store: Any, name: str, rank: int, world_size: int | None, options: Any, kind: Any = None) -> Any:
+    # Here, since a join needs the API, and the API this registry.
+    from . import _agent, _dynamic, _membership
+
+    if not isinstance(store, Store):
+        raise TypeError(f"`store` must be a c10d::Store. {store}")
+    kind = kind or _agent.TensorPipeAgent
     if not world_size:
-        raise RuntimeError(
-            "tensorcall has no dynamic groups yet: give init_rpc the world_size (and every worker the same)"
-        )
-    return _membership.join(store, name, rank, world_size, rpc_backend_options)
+        return _dynamic.join(store, name, rank, options, kind)
+    return _membership.join(store, name, rank, world_size, options, kind)
 
 
 register_backend(

@@ -140,6 +140,10 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
                 )
         self._device_maps[to] = known | added
 
+    def _faults(self) -> Any:
+        """What is to go wrong with messages, in tests."""
+        return None
+
     def set_devices(self, devices: Sequence[DeviceType]) -> None:
         """Choose the local devices that calls may use."""
         self._devices = [_cuda_device(device) for device in devices]

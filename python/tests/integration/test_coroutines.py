@@ -90,7 +90,8 @@ def serve_with_one_thread(worker: Worker) -> None:
         pass
 
 
-def test_a_coroutine_that_waits_holds_no_thread(group: Group) -> None:  # LOG.md 86
+def test_a_coroutine_that_waits_holds_no_thread(group: Group) -> None:
+    """LOG row 86."""
     seen = group.run(outnumber_the_threads, serve_with_one_thread)[0]
 
     assert seen == [str(i) for i in range(50)]
@@ -128,6 +129,66 @@ def test_coroutines_fail_as_functions_do_and_the_loop_goes_on(group: Group) -> N
     assert cancelled.startswith("CancelledError")
     assert "was running there" in late
     assert after == 2
+
+
+ended: list[str] = []
+
+
+async def wait_and_tidy_up(name: str) -> None:
+    opened.add(name)
+    try:
+        await asyncio.Event().wait()
+    except asyncio.CancelledError:
+        await asyncio.sleep(0)  # tidying up may take its time
+        ended.append(name)
+        raise
+
+
+async def ended_so_far(count: int) -> list[str]:
+    while len(ended) < count:
+        await asyncio.sleep(0.005)
+    return ended
+
+
+def cancel_calls(worker: Worker) -> list[Any]:
+    with worker.joined():
+        futures = {name: rpc.rpc_async("w1", wait_and_tidy_up, (name,)) for name in ("a", "b", "c")}
+        for name in futures:
+            rpc.rpc_sync("w1", wait_for, (name,))
+        seen: list[Any] = [futures[name].cancel() for name in ("c", "a")]
+        seen.append(rpc.rpc_sync("w1", ended_so_far, (2,)))
+        assert not futures["b"].done()
+        futures["b"].cancel()
+        with pytest.raises(RuntimeError, match="was cancelled"):
+            futures["b"].wait()
+    return seen
+
+
+def test_cancelling_a_call_cancels_its_coroutine_and_no_other(group: Group) -> None:
+    assert group.run(cancel_calls, serve)[0] == [True, True, ["c", "a"]]
+    assert "CancelledError" not in group.log(1)
+
+
+def be_lost(worker: Worker) -> None:
+    worker.start()
+    rpc.rpc_async("w1", wait_and_tidy_up, ("orphan",))
+    rpc.rpc_sync("w1", wait_for, ("orphan",))
+    worker.tell("ready")
+    worker.hear()
+
+
+def outlive(worker: Worker) -> list[str]:
+    with worker.joined():
+        return rpc.rpc_sync("w1", ended_so_far, (1,))
+
+
+def test_a_coroutine_whose_caller_is_lost_is_cancelled(group: Group) -> None:
+    """LOG row 35: work of an owner that died ends."""
+    group.start(be_lost, outlive)
+    group.hear(0)
+    group.kill(0)
+
+    assert group.finish(expect_killed=(0,))[1].value == ["orphan"]
 
 
 async def unpicklable() -> Any:

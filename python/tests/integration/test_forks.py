@@ -332,7 +332,7 @@ def miss_the_parent(worker: Worker) -> tuple[str, float]:
 
 
 def test_a_killed_worker_is_lost_soon_though_it_has_a_live_child(group: Group) -> None:
-    """Row 33: pending calls fail within seconds and name the peer."""
+    """LOG row 33: pending calls fail within seconds and name the peer."""
     group.start(miss_the_parent, die_with_a_child)
     group.hear(0)
     child = group.hear(1)

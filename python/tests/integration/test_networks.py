@@ -147,7 +147,7 @@ def unix_host(addresses: list[str]) -> str:
 def test_hosts_meet_on_the_network_where_the_rendezvous_is(
     group: Group, hosts: Hosts, init_method: str, environment: dict[str, str], listened_at: str
 ) -> None:
-    """Rows 39 and 40: every address that is published can be reached."""
+    """LOG rows 39 and 40: every address that is published can be reached."""
     seen = group.run(meet, meet, arguments=(hosts.names, init_method, [], environment))
 
     assert [tcp(addresses) for addresses in seen] == [listened_at.format(1), listened_at.format(2)]
@@ -157,7 +157,7 @@ def test_hosts_meet_on_the_network_where_the_rendezvous_is(
 
 
 def test_a_host_that_knows_itself_as_loopback_is_reached_by_others(group: Group, hosts: Hosts) -> None:
-    """Row 39: its own name, which is where the workers meet, resolves to 127.0.1.1 there."""
+    """LOG row 39: its own name, which is where the workers meet, resolves to 127.0.1.1 there."""
     known = ["127.0.0.1 localhost\n127.0.1.1 head\n", "127.0.0.1 localhost\n10.77.0.1 head\n"]
 
     seen = group.run(meet, meet, arguments=(hosts.names, f"tcp://head:{PORT}", known, {}))
@@ -203,7 +203,7 @@ def stay_on_the_other_side(worker: Worker, names: dict[int, str]) -> None:
 
 @pytest.mark.parametrize("cut", [1, 2], ids=["towards the callee", "towards the caller"])
 def test_when_packets_get_lost_pending_calls_fail_in_time(group: Group, hosts: Hosts, cut: int) -> None:
-    """Row 33, without a connection that ends."""
+    """LOG row 33, without a connection that ends."""
     group.start(be_cut_off, stay_on_the_other_side, arguments=(hosts.names,))
     group.hear(0)
     hosts.cut(cut)

@@ -39,7 +39,7 @@ def texts(group: Group) -> list[str]:
 
 
 def test_a_worker_that_does_not_come_is_named_to_all(group: Group) -> None:
-    """Row 13: who is late fails nobody else's start without being named."""
+    """LOG row 13: who is late fails nobody else's start without being named."""
     for rank in (0, 2):
         group.add(fail_to_join, rank, world_size=3)
 

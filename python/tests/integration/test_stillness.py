@@ -54,7 +54,7 @@ def miss_a_stopped_peer(worker: Worker) -> None:
 
 
 def test_calls_to_a_stopped_worker_fail_in_time_and_name_it(group: Group) -> None:
-    """Row 33, and row 14 turned round."""
+    """LOG row 33."""
     group.start(miss_a_stopped_peer, serve, serve)
     group.hear(0)
     os.kill(group.pid(1), signal.SIGSTOP)
@@ -85,7 +85,7 @@ def have_it_compute(worker: Worker) -> tuple[float, str, int]:
 
 
 def test_a_worker_that_computes_for_long_and_holds_the_interpreter_lock_is_not_lost(group: Group) -> None:
-    """Rows 20 and 22."""
+    """LOG rows 20 and 22."""
     seconds, *results = group.run(have_it_compute, serve)[0]
 
     assert seconds > LONG
@@ -103,5 +103,5 @@ def do_nothing_for_long(worker: Worker) -> tuple[int, int]:
 
 
 def test_a_pair_that_is_idle_for_long_is_well(group: Group) -> None:
-    """Row 14."""
+    """LOG row 14."""
     assert group.run(do_nothing_for_long, do_nothing_for_long) == [(2, 4)] * 2

@@ -9,6 +9,7 @@ torch loaded) and that each rank is watched (`witness.py`).
 from __future__ import annotations
 
 import importlib
+import os
 import unittest
 from typing import Any, NamedTuple
 
@@ -89,8 +90,20 @@ def load(suite: str) -> list[str]:
     some tests of other suites would notice.
     """
     recipe = RECIPES[suite]
+    _allow_calls_in_scripts()
     test_class = getattr(importlib.import_module(recipe.module), recipe.test_class)
     return unittest.TestLoader().getTestCaseNames(test_class)  # type: ignore[return-value]
+
+
+def _allow_calls_in_scripts() -> None:
+    """Lets modules be loaded that hold script functions with calls inside (see tensorcall.rpc._scripts).
+
+    They compile, and fail if they are called; those tests are not among the expected ones.
+    """
+    if os.environ.get("TENSORCALL_PEER_ENGINE") == "tensorcall":
+        from tensorcall.rpc import _scripts
+
+        _scripts.refusing = False
 
 
 def build(suite: str) -> type[Any]:

@@ -60,7 +60,7 @@ INTERNAL = {
         "_get_debug_info",
     ],
 }
-"""Names with an underscore that torch's modules and tests use from outside."""
+"""Names with an underscore that torch's modules and tests, and known programs, use from outside."""
 
 _MISSING = object()
 

@@ -22,9 +22,10 @@ def meet(path, size, entries, seconds=5.0, ranks=None, shared=None):
     def member(number, rank, entry):
         store = shared or dist.FileStore(str(path), size)
         store.set_timeout(timedelta(seconds=20))
-        meeting = _Meeting(store, rank, size, Deadline(seconds))
+        keys = _membership.keys_of(store)
+        meeting = _Meeting(keys, rank, size, Deadline(seconds))
         try:
-            job = meeting.agree_on_job()
+            job = _membership.agree_on_job(keys)
             if "error" in entry:
                 meeting.spoil(entry["error"])
                 raise RuntimeError(entry["error"])
@@ -127,10 +128,10 @@ def test_a_secret_can_come_from_a_file(tmp_path, monkeypatch):
 def test_a_worker_without_the_secret_of_the_job_gets_none(monkeypatch):
     store = dist.HashStore()
     monkeypatch.setenv("TENSORCALL_SECRET", "xyzzy")
-    job, _ = _Meeting(store, 0, 2, Deadline(1)).agree_on_job()
+    job, _ = _membership.agree_on_job(store)
     monkeypatch.delenv("TENSORCALL_SECRET")
 
-    assert _Meeting(store, 1, 2, Deadline(1)).agree_on_job() == (job, None)
+    assert _membership.agree_on_job(store) == (job, None)
 
 
 def with_secrets(*secrets):
@@ -160,12 +161,13 @@ def test_a_restart_by_torchrun_does_not_meet_the_keys_of_the_first_run(monkeypat
     jobs = set()
     for restart in ("0", "1"):
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", restart)
-        jobs.add(_Meeting(store, 0, 1, Deadline(1)).agree_on_job()[0])
+        jobs.add(_membership.agree_on_job(_membership.keys_of(store))[0])
 
     assert len(jobs) == 2
 
 
 def test_workers_listen_where_the_others_meet(monkeypatch):
+    """LOG row 39."""
     for name in ("TENSORCALL_ADDR", "TENSORCALL_IFACE", "TP_SOCKET_IFNAME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("MASTER_ADDR", "localhost")

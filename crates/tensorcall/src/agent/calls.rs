@@ -97,7 +97,11 @@ impl Inner {
             body: request.body,
             id: Some(id),
         };
-        if self.post_locked(peer, state, message) {
+        let fault = self.fault_line.as_ref().and_then(|line| line.of_call(&message, &request.label));
+        if let Some(fault) = fault {
+            drop(state);
+            self.hurt_call(&peer, id, message, fault);
+        } else if self.post_locked(&peer, state, message) {
             peer.state.lock().calls.set_phase(id, Phase::Sent);
         }
         self.schedule(deadline.map_or(keep_alive, |deadline| deadline.min(keep_alive)));
@@ -106,6 +110,14 @@ impl Inner {
 
     /// Sends a message to a peer, opening the way if there is none. Tells whether it is all out.
     pub(super) fn post(&self, peer: &Arc<Peer>, message: Outbound) -> bool {
+        match self.hurt(peer, message, 0) {
+            Some(message) => self.post_now(peer, message),
+            None => false,
+        }
+    }
+
+    /// As [`post`](Self::post), whatever faults are injected.
+    pub(super) fn post_now(&self, peer: &Arc<Peer>, message: Outbound) -> bool {
         let state = peer.state.lock();
         if state.gone.is_some() {
             return false;

@@ -7,7 +7,7 @@ use std::time::Instant;
 use tensorcall_proto::ids::{Identity, MessageId, Rank};
 use tensorcall_proto::wire::message::{FailureKind, Message, Outcome, Phase, Reply};
 
-use super::peers::{Gone, Peer, PeerState, Peers, Ticket, Way};
+use super::peers::{Gone, Peer, PeerState, Ticket, Way};
 use super::{Inner, LinkEntry};
 use crate::body::Received;
 use crate::clock::now;
@@ -22,7 +22,7 @@ impl Events for Inner {
 
     fn accepted(&self, link: LinkId, peer: Identity, handle: Arc<dyn Link>) {
         // Before the group is known, whoever proved to be of the job may wait for it.
-        if self.peers.get().is_some() && self.peer_in_life(&peer).is_none() {
+        if self.members.get().is_some_and(|members| !members.may_call(&peer)) {
             tracing::warn!(%peer, "connection refused: not a worker of this group, or of an earlier life");
             return handle.close(now());
         }
@@ -54,11 +54,12 @@ impl Events for Inner {
         match entry {
             Some(LinkEntry::Outgoing(peer)) => self.way_closed(&peer, link, why),
             Some(LinkEntry::Accepted(identity, _)) => {
-                // The process may be dead, or only this connection: finding a way to it tells.
-                if let Some(peer) = self.peer_in_life(&identity)
-                    && !self.is_closed()
-                {
-                    self.reach(&peer);
+                match self.peer_in_life(&identity) {
+                    // The process may be dead, or only this connection: finding a way to it tells.
+                    Some(peer) if !self.is_closed() => self.reach(&peer),
+                    Some(_) => {}
+                    // It never became a member, or another life has taken its place.
+                    None => self.drop_requests_of(&identity),
                 }
             }
             None => {}
@@ -66,12 +67,13 @@ impl Events for Inner {
     }
 
     fn tick(&self, now: Instant) {
-        for peer in self.peers.get().into_iter().flat_map(Peers::iter) {
-            self.tick_peer(peer, now);
+        for peer in self.peers() {
+            self.tick_peer(&peer, now);
         }
         if let Some(again) = self.pool.tick(now) {
             self.schedule(again);
         }
+        self.tick_faults(now);
         self.tick_requests(now);
         self.tick_group(now);
     }
@@ -80,8 +82,8 @@ impl Events for Inner {
 impl Inner {
     /// The peer with this identity, if it is that life of it (LIFE-1).
     pub(super) fn peer_in_life(&self, identity: &Identity) -> Option<Arc<Peer>> {
-        let peer = self.peers.get()?.get(identity.rank)?;
-        (peer.info.identity == *identity).then(|| Arc::clone(peer))
+        let peer = self.members.get()?.get(identity.rank)?;
+        (peer.info.identity == *identity).then_some(peer)
     }
 
     /// A message on a link that we call on.
@@ -92,7 +94,7 @@ impl Inner {
             Message::Termination(message) => self.group_message(&peer.info.identity, message),
             Message::Goodbye { .. } => self.peer_left(peer, true),
             Message::Call(_) | Message::Cancel { .. } => {
-                tracing::warn!(peer = %peer.info.identity, "request on a link of ours ignored");
+                tracing::warn!(peer = %peer.info.identity, kind = "request", "request on a link of ours ignored");
             }
         }
     }
@@ -113,7 +115,7 @@ impl Inner {
                 }
             }
             Message::Reply(_) | Message::Progress { .. } => {
-                tracing::warn!(%peer, "answer on a link of a peer ignored");
+                tracing::warn!(%peer, kind = "answer", "answer on a link of a peer ignored");
             }
         }
     }
@@ -121,7 +123,7 @@ impl Inner {
     fn received_reply(&self, peer: &Arc<Peer>, reply: Reply, body: Received) {
         self.complete(|| {
             let Some(ticket) = peer.state.lock().calls.finish(reply.id) else {
-                tracing::debug!(peer = %peer.info.identity, id = %reply.id, "late reply dropped");
+                tracing::debug!(peer = %peer.info.identity, message_id = %reply.id, kind = "reply", "late reply dropped");
                 return None;
             };
             let outcome = match reply.outcome {
@@ -156,7 +158,7 @@ impl Inner {
         self.fail(peer, failed, &gone);
         if lost {
             tracing::info!(peer = %peer.info.identity, ?gone, "peer lost");
-            self.peer_gone(peer.rank(), false);
+            self.peer_gone(peer, false);
         } else if !known && !self.is_closed() {
             self.reach_again(peer);
         }
@@ -179,7 +181,7 @@ impl Inner {
             }
         }
         if news {
-            self.peer_gone(peer.rank(), true);
+            self.peer_gone(peer, true);
         }
         self.became_idle();
     }
@@ -197,12 +199,18 @@ impl Inner {
 
     /// The group agreed that a peer is lost, whatever we saw of it.
     pub(super) fn declare_lost(&self, rank: Rank) {
-        let Ok(peer) = self.peer(rank) else { return };
+        if let Ok(peer) = self.peer(rank) {
+            self.lose(&peer, "the group has lost it");
+        }
+    }
+
+    /// A peer takes no part any more, for the reason `why`.
+    pub(super) fn lose(&self, peer: &Arc<Peer>, why: &str) {
         let mut state = peer.state.lock();
         if state.gone.is_some() {
             return;
         }
-        let gone = Gone::Lost("the group has lost it".to_owned());
+        let gone = Gone::Lost(why.to_owned());
         state.gone = Some(gone.clone());
         let failed = self.take_all(&mut state);
         let links = state.links();
@@ -212,22 +220,20 @@ impl Inner {
             link.close(now());
         }
         self.fail(peer, failed, &gone);
-        self.drop_requests_of(peer);
+        self.drop_requests_of(&peer.info.identity);
     }
 
     /// What a peer asked for is no longer wanted, and waves do without it.
-    fn peer_gone(&self, rank: Rank, left: bool) {
-        if let Ok(peer) = self.peer(rank) {
-            self.drop_requests_of(peer);
-        }
-        self.group_gone(rank, left);
+    fn peer_gone(&self, peer: &Peer, left: bool) {
+        self.drop_requests_of(&peer.info.identity);
+        self.group_gone(peer.rank(), left);
     }
 
-    fn drop_requests_of(&self, peer: &Peer) {
-        let Identity { rank, incarnation, .. } = peer.info.identity;
-        let dropped = self.serving.lock().peer_lost(rank, incarnation);
+    fn drop_requests_of(&self, peer: &Identity) {
+        let dropped = self.serving.lock().peer_lost(peer.rank, peer.incarnation);
+        self.cancels.tell_all_of(peer.rank, peer.incarnation);
         if !dropped.is_empty() {
-            tracing::info!(peer = %peer.info.identity, count = dropped.len(), "requests dropped");
+            tracing::info!(%peer, count = dropped.len(), "requests dropped");
         }
     }
 

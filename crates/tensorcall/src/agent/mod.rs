@@ -2,8 +2,11 @@
 //!
 //! - `mod.rs`: the public handle
 //! - `calls.rs`: making a call, and the way to a peer
-//! - `peers.rs`: the other workers and the way to each
+//! - `members.rs`: the workers of the group
+//! - `peers.rs`: one of them: the way to it, and what is under way with it
+//! - `cancels.rs`: who is told of a cancelled request
 //! - `dispatch.rs`: from an event of a transport to what happens
+//! - `faults.rs`: what tests let happen to messages on their way out
 //! - `pool.rs`: threads that run functions
 //! - `serve.rs`: a request on its way through the pool and back
 //! - `shutdown.rs`: agreeing that the group is quiet, and closing
@@ -12,7 +15,10 @@
 //! a peer's state before the table of links.
 
 mod calls;
+mod cancels;
 mod dispatch;
+mod faults;
+mod members;
 mod peers;
 mod pool;
 mod serve;
@@ -30,8 +36,12 @@ use tensorcall_proto::serving::Serving;
 use tensorcall_proto::wire::message::{Message, Phase};
 
 pub use self::calls::{CallError, Request};
+use self::cancels::Cancels;
+use self::faults::FaultLine;
+pub use self::faults::{Fault, Faults};
+use self::members::{Admitted, GroupKind, Members};
+use self::peers::Peer;
 pub use self::peers::PeerInfo;
-use self::peers::{Peer, Peers};
 pub use self::pool::ThreadHook;
 use self::pool::{Pool, PoolConfig};
 pub use self::serve::{Handler, InboundCall, Responder};
@@ -98,10 +108,11 @@ pub(crate) struct Inner {
     config: AgentConfig,
     handler: Arc<dyn Handler>,
     pool: Pool,
-    peers: OnceLock<Peers>,
+    members: OnceLock<Members>,
     links: Mutex<HashMap<LinkId, LinkEntry>>,
     next_link: AtomicU64,
     serving: Mutex<Serving<()>>,
+    cancels: Cancels,
     /// When slow requests are looked for next; `None` while there are no requests.
     look_at: Mutex<Option<Instant>>,
     group: Group,
@@ -110,6 +121,8 @@ pub(crate) struct Inner {
     alarm: Arc<Alarm>,
     /// Outcomes that are being handed to their futures: part of what a wave counts.
     completing: AtomicU64,
+    /// Only in tests.
+    fault_line: Option<FaultLine>,
     /// No more calls are made or taken.
     closed: AtomicBool,
 }
@@ -175,6 +188,7 @@ impl Agent {
             Credentials { me: me.clone(), job: config.job.clone(), secret: config.secret.clone() };
         let limits = config.limits;
         let alarm = Arc::new(Alarm::new(now()));
+        let fault_line = config.faults.clone().map(FaultLine::new);
         let inner = Arc::new_cyclic(|this| Inner {
             this: this.clone(),
             home: Home::here(),
@@ -182,15 +196,17 @@ impl Agent {
             config,
             handler,
             pool,
-            peers: OnceLock::new(),
+            members: OnceLock::new(),
             links: Mutex::default(),
             next_link: AtomicU64::new(1),
             serving: Mutex::new(Serving::new()),
+            cancels: Cancels::default(),
             look_at: Mutex::default(),
             group: Group::default(),
             transports: OnceLock::new(),
             alarm: Arc::clone(&alarm),
             completing: AtomicU64::new(0),
+            fault_line,
             closed: AtomicBool::new(false),
         });
         let weak = Arc::downgrade(&inner);
@@ -214,38 +230,49 @@ impl Agent {
         PeerInfo { identity: self.inner.me.clone(), addresses }.contact()
     }
 
-    /// Tells who is in the group, this worker included, and starts to run requests.
+    /// Tells who is in the group, this worker included, and starts to run requests. Nobody joins later.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::Usage`] if names or ranks repeat, or if this worker is missing.
     pub fn open(&self, group: Vec<PeerInfo>) -> Result<()> {
-        let inner = &self.inner;
-        inner.check_home()?;
-        let window = Window {
-            max_calls: inner.config.max_outstanding_calls,
-            max_bytes: inner.config.max_outstanding_bytes,
-        };
-        if !group.iter().any(|info| info.identity == inner.me) {
-            return Err(Error::usage(format!("worker '{}' is not in its own group", inner.me.name)));
+        self.inner.open(group, GroupKind::Static)
+    }
+
+    /// As [`Agent::open`], for a group that workers join and leave at run time: `group` has those that are
+    /// there now. Such a worker leaves on its own: [`Agent::quiesce`] asks nobody else.
+    ///
+    /// # Errors
+    ///
+    /// As [`Agent::open`].
+    pub fn open_dynamic(&self, group: Vec<PeerInfo>) -> Result<()> {
+        self.inner.open(group, GroupKind::Dynamic)
+    }
+
+    /// Takes a worker that has joined into a dynamic group. An earlier life of it, under the same rank, is
+    /// lost by that. Doing it again is harmless.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Usage`] if the group is static, if another member has its name, or if this life of it
+    /// is over.
+    pub fn admit(&self, info: PeerInfo) -> Result<()> {
+        self.inner.check_home()?;
+        let members = self.inner.members()?;
+        if let Admitted::Instead(earlier) = members.admit(info)? {
+            self.inner.lose(&earlier, "it has joined again since");
         }
-        let peers = Peers::new(group, window)?;
-        if inner.peers.set(peers).is_err() {
-            return Err(Error::usage("the group of an agent is set once"));
-        }
-        inner.start_group();
-        inner.pool.open();
         Ok(())
     }
 
     /// The rank of the worker with this name.
     pub fn rank_of(&self, name: &WorkerName) -> Option<Rank> {
-        self.inner.peers.get()?.rank_of(name)
+        self.inner.members.get()?.rank_of(name)
     }
 
     /// The name of the worker of this rank.
     pub fn name_of(&self, rank: Rank) -> Option<WorkerName> {
-        Some(self.inner.peers.get()?.get(rank)?.name().clone())
+        Some(self.inner.members.get()?.get(rank)?.name().clone())
     }
 
     /// Calls a function of worker `to`, waiting for room if too much is under way to it already.
@@ -317,7 +344,7 @@ impl Agent {
         let Some(ticket) = peer.state.lock().calls.abandon(call) else { return false };
         let text = format!("the call of {} on worker '{}' was cancelled", ticket.function, peer.name());
         self.inner.complete(|| Some((ticket, Err(Error::new(ErrorKind::Cancelled, text)))));
-        self.inner.post(peer, Outbound::plain(Message::Cancel { id: call }));
+        self.inner.post(&peer, Outbound::plain(Message::Cancel { id: call }));
         peer.room.notify_all();
         true
     }
@@ -343,7 +370,7 @@ impl Agent {
         if !self.is_here() {
             return Vec::new();
         }
-        let peers = self.inner.peers.get().into_iter().flat_map(Peers::iter);
+        let peers = self.inner.peers().into_iter();
         peers.filter(|peer| peer.state.lock().gone.is_some()).map(|peer| peer.rank()).collect()
     }
 
@@ -424,9 +451,38 @@ impl Inner {
         if self.home.is_here() { Ok(()) } else { Err(Error::forked(Some(&self.me.name))) }
     }
 
-    fn peer(&self, rank: Rank) -> Result<&Arc<Peer>> {
-        let peers = self.peers.get().ok_or_else(|| Error::usage("the group is not known yet"))?;
-        peers.get(rank).ok_or_else(|| Error::usage(format!("there is no worker of rank {rank}")))
+    fn open(&self, group: Vec<PeerInfo>, kind: GroupKind) -> Result<()> {
+        self.check_home()?;
+        let window = Window {
+            max_calls: self.config.max_outstanding_calls,
+            max_bytes: self.config.max_outstanding_bytes,
+        };
+        if !group.iter().any(|info| info.identity == self.me) {
+            return Err(Error::usage(format!("worker '{}' is not in its own group", self.me.name)));
+        }
+        let members = Members::new(group, window, kind)?;
+        if self.members.set(members).is_err() {
+            return Err(Error::usage("the group of an agent is set once"));
+        }
+        self.start_group();
+        if let Some(check) = self.pool.open() {
+            self.schedule(check);
+        }
+        Ok(())
+    }
+
+    fn members(&self) -> Result<&Members> {
+        self.members.get().ok_or_else(|| Error::usage("the group is not known yet"))
+    }
+
+    fn peer(&self, rank: Rank) -> Result<Arc<Peer>> {
+        let peer = self.members()?.get(rank);
+        peer.ok_or_else(|| Error::usage(format!("there is no worker of rank {rank}")))
+    }
+
+    /// All members; none while the group is not known.
+    fn peers(&self) -> Vec<Arc<Peer>> {
+        self.members.get().map(Members::all).unwrap_or_default()
     }
 
     fn schedule(&self, when: Instant) {
@@ -440,7 +496,7 @@ impl Inner {
     fn metrics(&self) -> Metrics {
         let pool = self.pool.counts();
         let (mut active, mut sent, mut late) = (0, 0, 0);
-        for peer in self.peers.get().into_iter().flat_map(Peers::iter) {
+        for peer in self.peers() {
             let state = peer.state.lock();
             active += state.calls.len();
             sent += state.calls.started();

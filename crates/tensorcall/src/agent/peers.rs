@@ -1,6 +1,5 @@
-//! The other workers: who they are, the way to each, and what is under way with it.
+//! A worker of the group: who it is, the way to it, and what is under way with it.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -55,49 +54,6 @@ impl PeerInfo {
             addresses: self.addresses.iter().map(Address::to_string).collect(),
         };
         serde_json::to_string(&contact).unwrap_or_default()
-    }
-}
-
-/// All workers of the group, this one included.
-#[derive(Debug, Default)]
-pub(crate) struct Peers {
-    by_rank: HashMap<Rank, Arc<Peer>>,
-    by_name: HashMap<WorkerName, Rank>,
-}
-
-impl Peers {
-    /// # Errors
-    ///
-    /// If two workers share a name or a rank.
-    pub(crate) fn new(infos: impl IntoIterator<Item = PeerInfo>, window: Window) -> Result<Self> {
-        let mut peers = Self::default();
-        for info in infos {
-            let Identity { name, rank, .. } = info.identity.clone();
-            if let Some(other) = peers.by_name.insert(name.clone(), rank) {
-                let text = format!("worker name '{name}' is not unique: ranks {other} and {rank} share it");
-                return Err(Error::usage(text));
-            }
-            if peers.by_rank.insert(rank, Arc::new(Peer::new(info, window))).is_some() {
-                return Err(Error::usage(format!("two workers have rank {rank}")));
-            }
-        }
-        Ok(peers)
-    }
-
-    pub(crate) fn get(&self, rank: Rank) -> Option<&Arc<Peer>> {
-        self.by_rank.get(&rank)
-    }
-
-    pub(crate) fn rank_of(&self, name: &WorkerName) -> Option<Rank> {
-        self.by_name.get(name).copied()
-    }
-
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<Peer>> {
-        self.by_rank.values()
-    }
-
-    pub(crate) fn ranks(&self) -> impl Iterator<Item = Rank> + '_ {
-        self.by_rank.keys().copied()
     }
 }
 
@@ -181,7 +137,7 @@ pub(crate) enum Gone {
 }
 
 impl Peer {
-    fn new(info: PeerInfo, window: Window) -> Self {
+    pub(super) fn new(info: PeerInfo, window: Window) -> Self {
         let calls = InFlight::new(window);
         let state = PeerState {
             calls,

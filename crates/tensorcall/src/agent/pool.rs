@@ -19,17 +19,17 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::sync::{Condvar, Mutex};
 use tensorcall_proto::ids::WorkerName;
 use tensorcall_proto::wire::message::FailureKind;
 
 use crate::clock::now;
 use crate::fork::Home;
+use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// A nested call starts without a place after the pool has been still for this long.
 const STALL: Duration = Duration::from_millis(20);
 /// A thread beyond the number of places ends after it was idle for this long.
-const LINGER: Duration = Duration::from_secs(5);
+const LINGER: Duration = Duration::from_millis(if cfg!(test) { 200 } else { 5000 });
 
 /// Wraps the life of each pool thread, for languages in which a thread has to sign in.
 pub trait ThreadHook: Send + Sync {
@@ -75,7 +75,6 @@ pub(crate) struct Pool(Arc<Shared>);
 struct Shared {
     config: PoolConfig,
     state: Mutex<State>,
-    work: Condvar,
     ended: Condvar,
 }
 
@@ -88,9 +87,13 @@ struct State {
     open: bool,
     stopping: bool,
     threads: usize,
+    /// Those of them that have decided to end.
+    ending: usize,
     /// Threads made that have not yet looked for work.
     starting: usize,
-    idle: usize,
+    /// What wakes each idle thread that has not been told to look for work. The last one that fell idle
+    /// is woken first: what it needs is still in the caches, and those that are not needed can end.
+    idle: Vec<Arc<Condvar>>,
     /// Idle threads that were told to look for work and have not yet.
     signaled: usize,
     /// Functions at work, waiting ones not counted.
@@ -102,7 +105,7 @@ struct State {
     /// Nested calls that may start although no place is free.
     extra: usize,
     last_progress: Option<Instant>,
-    /// When a request was last started.
+    /// When a request was last started, or a thread woken for one.
     last_start: Option<Instant>,
 }
 
@@ -143,19 +146,15 @@ impl Membership {
 
 impl Pool {
     pub(crate) fn new(config: PoolConfig) -> Self {
-        Self(Arc::new(Shared {
-            config,
-            state: Mutex::default(),
-            work: Condvar::new(),
-            ended: Condvar::new(),
-        }))
+        Self(Arc::new(Shared { config, state: Mutex::default(), ended: Condvar::new() }))
     }
 
-    /// Starts to start requests.
-    pub(crate) fn open(&self) {
+    /// Starts to start requests. If some may need help to start, returns when to call [`tick`](Self::tick).
+    pub(crate) fn open(&self) -> Option<Instant> {
         let mut state = self.0.state.lock();
         state.open = true;
         self.0.kick(&mut state);
+        self.0.next_check(&state)
     }
 
     /// Queues a request. If it may need help to start, returns when to call [`tick`](Self::tick).
@@ -214,7 +213,7 @@ impl Pool {
         let state = self.0.state.lock();
         PoolCounts {
             threads: state.threads,
-            idle: state.idle,
+            idle: state.idle.len() + state.signaled,
             tasks: state.tasks.len() + state.tasks_running,
         }
     }
@@ -224,8 +223,10 @@ impl Pool {
         let mut state = self.0.state.lock();
         state.stopping = true;
         let refused: Vec<_> = take_requests(&mut state);
+        for thread in &state.idle {
+            thread.notify_one();
+        }
         drop(state);
-        self.0.work.notify_all();
         refuse(refused, &Refusal::shutting_down());
     }
 
@@ -286,12 +287,16 @@ impl Shared {
             if startable + state.tasks.len() <= coming {
                 return;
             }
-            if state.tasks.len() <= coming && self.patient_until(state).is_some_and(|until| now() < until) {
-                return;
+            if state.tasks.len() <= coming {
+                let now = now();
+                if self.patient_until(state).is_some_and(|until| now < until) {
+                    return;
+                }
+                state.last_start = Some(now);
             }
-            if state.idle > state.signaled {
+            if let Some(thread) = state.idle.pop() {
                 state.signaled += 1;
-                self.work.notify_one();
+                thread.notify_one();
                 continue;
             }
             // Tasks have room of their own beyond the cap: they complete what others wait for.
@@ -322,9 +327,11 @@ impl Shared {
         let member = Membership::of(self, false);
         let home = member.home;
         CURRENT.set(Some(member));
-        let mut first = true;
+        let wake = Arc::new(Condvar::new());
+        let mut state = self.state.lock();
+        state.starting -= 1;
         loop {
-            match self.next_work(std::mem::take(&mut first)) {
+            match self.next_work(state, &wake) {
                 Work::Request(job) => {
                     set_has_place(true);
                     guarded(|| job(None));
@@ -332,7 +339,7 @@ impl Shared {
                         return;
                     }
                     set_has_place(false);
-                    let mut state = self.state.lock();
+                    state = self.state.lock();
                     state.at_work -= 1;
                     state.last_progress = Some(now());
                 }
@@ -341,7 +348,8 @@ impl Shared {
                     if !home.is_here() {
                         return;
                     }
-                    self.state.lock().tasks_running -= 1;
+                    state = self.state.lock();
+                    state.tasks_running -= 1;
                 }
                 Work::End => break,
             }
@@ -349,11 +357,7 @@ impl Shared {
         CURRENT.set(None);
     }
 
-    fn next_work(self: &Arc<Self>, first: bool) -> Work {
-        let mut state = self.state.lock();
-        if first {
-            state.starting -= 1;
-        }
+    fn next_work(self: &Arc<Self>, mut state: MutexGuard<'_, State>, wake: &Arc<Condvar>) -> Work {
         loop {
             if let Some(task) = state.tasks.pop_front() {
                 state.tasks_running += 1;
@@ -361,6 +365,7 @@ impl Shared {
                 return Work::Task(task);
             }
             if state.stopping {
+                state.ending += 1;
                 return Work::End;
             }
             if let Some(job) = self.take_request(&mut state) {
@@ -370,14 +375,19 @@ impl Shared {
                 self.kick(&mut state);
                 return Work::Request(job);
             }
-            state.idle += 1;
-            let timed_out = self.work.wait_for(&mut state, LINGER).timed_out();
-            state.idle -= 1;
-            state.signaled = state.signaled.saturating_sub(1);
+            state.idle.push(Arc::clone(wake));
+            let timed_out = wake.wait_for(&mut state, LINGER).timed_out();
+            match state.idle.iter().rposition(|thread| Arc::ptr_eq(thread, wake)) {
+                Some(place) => {
+                    state.idle.remove(place);
+                }
+                None => state.signaled -= 1,
+            }
             if timed_out
-                && state.threads > self.config.places
+                && state.threads - state.ending > self.config.places
                 && self.startable(&state) + state.tasks.len() == 0
             {
+                state.ending += 1;
                 return Work::End;
             }
         }
@@ -400,6 +410,7 @@ impl Shared {
     fn thread_ended(self: &Arc<Self>) {
         let mut state = self.state.lock();
         state.threads -= 1;
+        state.ending = state.ending.saturating_sub(1);
         // Work that came since this thread decided to end may have found the cap reached.
         self.kick(&mut state);
         drop(state);
@@ -413,6 +424,8 @@ impl Shared {
         if has_place {
             state.at_work -= 1;
             state.last_progress = Some(now());
+            // This thread will not take the next request: there is nothing to be patient for.
+            state.last_start = None;
             self.kick(&mut state);
         }
         self.refuse_if_exhausted(state);
@@ -434,7 +447,7 @@ impl Shared {
     }
 
     /// Refuses all requests if no thread is left that could ever run one.
-    fn refuse_if_exhausted(&self, mut state: crate::sync::MutexGuard<'_, State>) {
+    fn refuse_if_exhausted(&self, mut state: MutexGuard<'_, State>) {
         let queued = !state.nested.is_empty() || !state.requests.is_empty();
         let exhausted = state.threads >= self.config.max_threads && state.waiting >= state.threads;
         if !(queued && exhausted) {
@@ -543,6 +556,16 @@ mod tests {
         }
     }
 
+    /// As threads are that have signed in to Python.
+    struct SlowToEnd;
+
+    impl ThreadHook for SlowToEnd {
+        fn run(&self, body: &mut (dyn FnMut() + Send)) {
+            body();
+            std::thread::park_timeout(Duration::from_millis(50));
+        }
+    }
+
     const SOON: Duration = Duration::from_secs(20);
 
     fn pool(places: usize, max_threads: usize) -> Pool {
@@ -596,6 +619,32 @@ mod tests {
         go_b.send(()).unwrap();
 
         assert_eq!(c.recv_timeout(SOON), Ok(None));
+    }
+
+    #[test]
+    fn threads_of_a_burst_end_but_as_many_as_there_are_places_stay() {
+        let hook = Arc::new(SlowToEnd);
+        let pool = Pool::new(PoolConfig { places: 4, max_threads: 40, hook });
+        pool.open();
+        let (ended, ends) = mpsc::channel::<()>();
+        let meeting = Arc::new(std::sync::Barrier::new(30));
+        for _ in 0..30 {
+            let (meeting, ended) = (Arc::clone(&meeting), ended.clone());
+            pool.spawn(Box::new(move || {
+                meeting.wait();
+                drop(ended);
+            }));
+        }
+        drop(ended);
+        assert!(ends.recv_timeout(SOON).is_err(), "all ran");
+
+        // They become idle at about the same moment, so all look at the count at about the same moment.
+        let mut state = pool.0.state.lock();
+        let limit = now() + SOON;
+        while state.threads > 4 && !pool.0.ended.wait_until(&mut state, limit).timed_out() {}
+        pool.0.ended.wait_for(&mut state, LINGER);
+
+        assert_eq!(state.threads, 4);
     }
 
     #[test]
@@ -688,6 +737,53 @@ mod tests {
             assert!(b.recv_timeout(due.saturating_duration_since(now())).is_err());
         }
         pool.tick(now());
+
+        assert_eq!(b.recv_timeout(SOON), Ok(None));
+    }
+
+    #[test]
+    fn a_patient_pool_leaves_a_burst_to_the_thread_that_it_woke() {
+        let pool = Pool::new(PoolConfig { places: 4, max_threads: 10, hook: Arc::new(Patient) });
+        let all: Vec<_> = (0..8).map(|_| blocked_request(&pool, false)).collect();
+        for (_, go) in &all {
+            go.send(()).unwrap();
+        }
+
+        let due = pool.open();
+
+        for (said, _) in &all {
+            assert_eq!(said.recv_timeout(SOON), Ok(None));
+        }
+        assert!(due.is_some() && pool.counts().threads == 1, "{:?}", pool.counts());
+    }
+
+    #[test]
+    fn a_patient_pool_that_opens_on_many_requests_says_when_to_look_after_them() {
+        let pool = Pool::new(PoolConfig { places: 4, max_threads: 10, hook: Arc::new(Patient) });
+        let all: Vec<_> = (0..4).map(|_| blocked_request(&pool, false)).collect();
+
+        let mut due = pool.open();
+
+        // Nobody lets any of them end: each needs a thread of its own.
+        for (said, _) in &all {
+            while said.try_recv().is_err() {
+                let next = due.unwrap();
+                while now() < next {
+                    std::thread::yield_now();
+                }
+                due = pool.tick(now());
+            }
+        }
+    }
+
+    #[test]
+    fn a_patient_pool_wakes_another_thread_at_once_when_the_one_at_work_waits() {
+        let pool = Pool::new(PoolConfig { places: 1, max_threads: 10, hook: Arc::new(Patient) });
+        pool.open();
+        let (a, _go_a) = waiting_request(&pool);
+        a.recv_timeout(SOON).unwrap();
+
+        let (b, _go_b) = blocked_request(&pool, false);
 
         assert_eq!(b.recv_timeout(SOON), Ok(None));
     }

@@ -74,6 +74,17 @@ impl Responder {
         self.agent.upgrade().is_none_or(|agent| agent.home.is_here())
     }
 
+    /// Calls `told` once nobody wants the answer any more, unless it is given before. That may be at once
+    /// or on any thread, the reactor's included: `told` must neither take long nor wait (NET-1).
+    pub fn on_cancelled(&self, told: impl FnOnce() + Send + 'static) {
+        let Some(agent) = self.agent.upgrade() else { return told() };
+        agent.cancels.expect(self.key, Box::new(told));
+        // It may have been cancelled just before.
+        if agent.serving.lock().is_cancelled(self.key) {
+            agent.cancels.tell(self.key);
+        }
+    }
+
     fn answer(mut self, outcome: Outcome, body: Body) {
         self.answered = true;
         self.send(outcome, body);
@@ -86,6 +97,7 @@ impl Responder {
             let text = format!("the result cannot be sent: {error}");
             (outcome, body) = (Outcome::Failed { kind: FailureKind::Usage, text }, Body::default());
         }
+        agent.cancels.forget(self.key);
         // Finished before it is sent: until the answer arrives the caller counts it as outstanding.
         if agent.serving.lock().finish(self.key) {
             let reply = Message::Reply(Reply { id: self.key.id, outcome });
@@ -128,7 +140,7 @@ impl Inner {
             }
         };
         if let Err(duplicate) = self.serving.lock().admit(key, deadline, ()) {
-            tracing::warn!(peer = %caller, %duplicate, "request ignored");
+            tracing::warn!(peer = %caller, message_id = %key.id, kind = "call", %duplicate, "request ignored");
             return;
         }
         self.look_for_slow_requests();
@@ -144,8 +156,12 @@ impl Inner {
     pub(super) fn cancel_request(&self, caller: &Identity, link: &dyn Link, id: MessageId) {
         let key = RequestKey { peer: caller.rank, incarnation: caller.incarnation, id };
         let outcome = self.serving.lock().cancel(key);
-        if let CancelOutcome::Waiting(()) = outcome {
-            refuse(link, key, FailureKind::Cancelled, "cancelled before it ran".to_owned());
+        match outcome {
+            CancelOutcome::Waiting(()) => {
+                refuse(link, key, FailureKind::Cancelled, "cancelled before it ran".to_owned());
+            }
+            CancelOutcome::Running => self.cancels.tell(key),
+            CancelOutcome::Unknown => {}
         }
     }
 

@@ -17,7 +17,9 @@ use tensorcall_proto::termination::{
 };
 use tensorcall_proto::wire::message::{GoodbyeReason, Message};
 
-use super::peers::{Peer, Peers};
+use super::faults::FaultLine;
+use super::members::{GroupKind, Members};
+use super::peers::Peer;
 use super::{Inner, LinkEntry};
 use crate::clock::now;
 use crate::error::{Error, ErrorKind, Result};
@@ -53,7 +55,11 @@ impl Group {
 impl Inner {
     /// The group is known. Members that were faster may have said something already.
     pub(super) fn start_group(&self) {
-        let ranks = self.peers.get().into_iter().flat_map(Peers::ranks);
+        let ranks = match self.members.get() {
+            // Others come and go: each is quiet for itself.
+            Some(members) if members.kind() == GroupKind::Dynamic => vec![self.me.rank],
+            members => members.map(Members::ranks).unwrap_or_default(),
+        };
         let machine = Termination::new(self.me.rank, ranks, Config::default());
         let early = {
             let mut state = self.group.state.lock();
@@ -117,7 +123,7 @@ impl Inner {
     /// From now on silence of any connected peer is noticed, not only of those that owe an answer.
     fn watch_links(&self) {
         let at = now() + self.config.keepalive;
-        for peer in self.peers.get().into_iter().flat_map(Peers::iter) {
+        for peer in self.peers() {
             peer.state.lock().keep_alive_at.get_or_insert(at);
         }
         self.schedule(at);
@@ -199,12 +205,12 @@ impl Inner {
             Effect::Send(rank, message) => {
                 if let Ok(peer) = self.peer(rank) {
                     peer.state.lock().says(&message);
-                    self.post(peer, Outbound::plain(Message::Termination(message)));
+                    self.post(&peer, Outbound::plain(Message::Termination(message)));
                 }
             }
             Effect::Watch(rank) => {
                 if let Ok(peer) = self.peer(rank) {
-                    self.reach(peer);
+                    self.reach(&peer);
                 }
             }
             Effect::PeerGone(rank) => self.declare_lost(rank),
@@ -216,17 +222,18 @@ impl Inner {
 
     /// See the module for why this order.
     fn counts(&self) -> Counts {
-        let peers = || self.peers.get().into_iter().flat_map(Peers::iter);
-        let outstanding: usize = peers().map(|peer| peer.state.lock().calls.unanswered()).sum();
+        let peers = self.peers();
+        let outstanding: usize = peers.iter().map(|peer| peer.state.lock().calls.unanswered()).sum();
+        let held = self.fault_line.as_ref().map_or(0, FaultLine::held);
         let completing = self.completing.load(Ordering::SeqCst);
         let tasks = self.pool.counts().tasks;
         let (serving, received) = {
             let serving = self.serving.lock();
             (serving.len(), serving.total())
         };
-        let started: u64 = peers().map(|peer| peer.state.lock().calls.started()).sum();
+        let started: u64 = peers.iter().map(|peer| peer.state.lock().calls.started()).sum();
         Counts {
-            outstanding: outstanding as u64,
+            outstanding: (outstanding + held) as u64,
             processing: completing + (tasks + serving) as u64,
             activity: started + received,
         }
@@ -250,7 +257,7 @@ impl Inner {
     }
 
     fn fail_own_calls(&self) {
-        for peer in self.peers.get().into_iter().flat_map(Peers::iter) {
+        for peer in self.peers() {
             let failed = peer.state.lock().calls.fail_all();
             for (_, ticket, _) in failed {
                 ticket.promise.complete(Err(Error::shutting_down()));
@@ -265,8 +272,7 @@ impl Inner {
             LinkEntry::Outgoing(_) => None,
         };
         let mut links: Vec<_> = self.links.lock().values().filter_map(accepted).collect();
-        let peers = self.peers.get().into_iter().flat_map(Peers::iter);
-        links.extend(peers.flat_map(|peer| peer.state.lock().links()));
+        links.extend(self.peers().iter().flat_map(|peer| peer.state.lock().links()));
         links
     }
 }

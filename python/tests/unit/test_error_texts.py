@@ -1,0 +1,176 @@
+"""docs/errors.md has a row for every text that the code can say, and no row for one that it cannot."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import sentences
+from sentences import GAP, ROOT, Sentence
+
+PAGE = ROOT / "docs/errors.md"
+CRATES = ("tensorcall", "tensorcall-python", "tensorcall-proto")
+
+ELSEWHERE = {
+    "python/tensorcall/__main__.py": "the command line explains itself",
+    "python/tensorcall/_doctor.py": "so does the report",
+    "crates/tensorcall-python/src/testing.rs": "for tests only",
+    "crates/tensorcall/src/transport/alarm.rs": "notes in assertions",
+    "crates/tensorcall-proto/src/handshake/tests.rs": "for tests only",
+    "crates/tensorcall-proto/src/handshake/envelope.rs": "labels of keys",
+}
+DETAILS = {
+    "crates/tensorcall-proto/src/connection.rs",
+    "crates/tensorcall-proto/src/handshake/error.rs",
+    "crates/tensorcall-proto/src/ids.rs",
+    "crates/tensorcall-proto/src/wire/descriptor.rs",
+    "crates/tensorcall-proto/src/wire/dtype.rs",
+    "crates/tensorcall-proto/src/wire/error.rs",
+    "crates/tensorcall-proto/src/wire/tensor.rs",
+}
+"""What these say follows texts of the page, which has rows of its own for what a user can act on."""
+
+NOT_SAID = {
+    "all serve": "a key of the store",
+    "sign of life": "a label",
+    "torch's stable C interface": "a name",
+    "tensorcall secret of job …": "goes into a fingerprint",
+    "WorkerInfo(id=…, name=…)": "a repr",
+    "<torch function …>": "a repr",
+    **dict.fromkeys(
+        [
+            "the address that was asked for, …",
+            "the address of the interface that was asked for, …",
+            "the local address that routes to …, where the workers meet",
+            "the local address that leads out, since … is this host (…)",
+            "loopback, since the workers meet on no other host",
+            "loopback, as … is, since this host has no other address",
+        ],
+        "the doctor says so",
+    ),
+    **dict.fromkeys(
+        [
+            " and … more",
+            "of rank …",
+            "another process",
+            "an unknown address",
+            "an unnamed address",
+            "local process …",
+            "no secret",
+            "rank(s) … have …",
+            "the caller",
+            "the class ….…",
+            "the module …",
+            "… for a local future",
+            "… for worker '…'",
+        ],
+        "part of another text",
+    ),
+}
+
+
+def rows() -> list[str]:
+    """The texts in the first columns of the page's tables."""
+    found: list[str] = []
+    for line in PAGE.read_text().splitlines():
+        first = re.match(r"\| (.+?) \| .+ \| .+ \|$", line)
+        if first:
+            found += [a or b for a, b in re.findall(r"``` (.+?) ```|`([^`]+)`", first[1])]
+    return found
+
+
+def said() -> list[Sentence]:
+    """What the code can say."""
+    found = list(sentences.of_python(ROOT / "python/tensorcall"))
+    for crate in CRATES:
+        found += sentences.of_rust(ROOT / "crates" / crate / "src")
+    return found
+
+
+def pattern(row: str) -> re.Pattern[str]:
+    return re.compile(".*".join(map(re.escape, row.strip(GAP + " ").split(GAP))), re.DOTALL)
+
+
+def test_every_text_has_its_row() -> None:
+    patterns = [pattern(row) for row in rows()]
+
+    missing = [
+        f"{file}:{line}: {text}"
+        for text, file, line in said()
+        if file not in ELSEWHERE
+        and file not in DETAILS
+        and text not in NOT_SAID
+        and not any(each.search(text) for each in patterns)
+    ]
+
+    assert missing == []
+
+
+def test_every_row_is_about_a_text_that_there_is() -> None:
+    everything = "\n".join(text for text, _, _ in said())
+    code = "\n".join(
+        file.read_text() for folder in ("crates", "python/tensorcall") for file in code_files(ROOT / folder)
+    )
+
+    stale = [
+        row
+        for row in rows()
+        # A short text is no sentence: it must at least stand in the code.
+        if not re.search(pattern(row).pattern.replace(".*", "[^\n]*"), everything)
+        and not all(part in code for part in row.split(GAP))
+    ]
+
+    assert stale == []
+
+
+def code_files(folder: Path) -> list[Path]:
+    return [file for ending in ("*.rs", "*.py") for file in sorted(folder.rglob(ending))]
+
+
+def test_exceptions_to_the_rule_are_needed() -> None:
+    found = said()
+
+    assert set(NOT_SAID) <= {sentence.text for sentence in found}
+    assert set(ELSEWHERE) | DETAILS <= {sentence.file for sentence in found}
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ('raise E(f"worker {name!r} is not {what} here")', ["worker … is not … here"]),
+        ('"""Some documentation of this."""', []),
+        ('log.warning("no route to %s: %s", a, b)', ["no route to …: …"]),
+        ('log.debug("no route to %s: %s", a, b)', []),
+        ('text = ("a long text " "in two parts")', ["a long text in two parts"]),
+    ],
+)
+def test_sentences_of_python_are_found(code: str, expected: list[str], tmp_path: Path) -> None:
+    assert found_in(code, tmp_path / "file.py") == expected
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ('Error::usage(format!("worker {name:?} is not {} here", x))', ["worker … is not … here"]),
+        ('// a comment with "three words here"', []),
+        ('#[error("the peer said {0}")]', ["the peer said …"]),
+        ('#[expect(dead_code, reason = "it is so for now")]', []),
+        ('x("a long text \\\n        in two parts")', ["a long text in two parts"]),
+        ('tracing::debug!(peer = %a, "nobody will see this");', []),
+        ('tracing::warn!(peer = %a, "somebody will see this");', ["somebody will see this"]),
+        ('#[cfg(test)]\nmod tests { "not of the code" }', []),
+    ],
+)
+def test_sentences_of_rust_are_found(code: str, expected: list[str], tmp_path: Path) -> None:
+    assert found_in(code, tmp_path / "file.rs") == expected
+
+
+def found_in(code: str, file: Path) -> list[str]:
+    file.write_text(code)
+    read = sentences.of_python if file.suffix == ".py" else sentences.of_rust
+    return [sentence.text for sentence in read(file.parent)]
