@@ -57,6 +57,17 @@ NOT_SAID = {
     "UserRRef(RRefId = …, ForkId = …)": "a repr",
     **dict.fromkeys(
         [
+            "the address that was asked for, …",
+            "the address of the interface that was asked for, …",
+            "the local address that routes to …, where the workers meet",
+            "the local address that leads out, since … is this host (…)",
+            "loopback, since the workers meet on no other host",
+            "loopback, as … is, since this host has no other address",
+        ],
+        "the doctor says so",
+    ),
+    **dict.fromkeys(
+        [
             " and … more",
             "of rank …",
             "to_here of …",
