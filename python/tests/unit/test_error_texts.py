@@ -22,6 +22,7 @@ ELSEWHERE = {
     "crates/tensorcall-python/src/testing.rs": "for tests only",
     "crates/tensorcall/src/transport/alarm.rs": "notes in assertions",
     "crates/tensorcall-proto/src/handshake/tests.rs": "for tests only",
+    "crates/tensorcall-proto/src/rref/tests.rs": "for tests only",
     "crates/tensorcall-proto/src/handshake/envelope.rs": "labels of keys",
 }
 DETAILS = {
@@ -49,6 +50,8 @@ NOT_SAID = {
     ),
     "all serve": "a key of the store",
     "sign of life": "a label",
+    "#remote_op: ": "stands in the names of events",
+    "tensorcall: marker": "the name of an event that nobody sees",
     "torch's stable C interface": "a name",
     "tensorcall secret of job …": "goes into a fingerprint",
     "WorkerInfo(id=…, name=…)": "a repr",
@@ -78,8 +81,8 @@ NOT_SAID = {
             "local process …",
             "no secret",
             "rank(s) … have …",
-            "the caller",
             "the class ….…",
+            "in its device map for …\ndevice map = …",
             "the module …",
             "… for a local future",
             "… for worker '…'",
