@@ -133,8 +133,10 @@ def _start(
     args = args if args else ()
     kwargs = kwargs if kwargs else {}
     name = _target.name_of(func, args, kwargs)
+    moved = bool(agent._options.device_maps) and agent._devices.moves_arguments(agent._name_of(rank))
     context = _context.open_context()
-    if pickler is internal._internal_rpc_pickler and name is not None and context is None:
+    plainly = context is None and name is not None and not moved
+    if plainly and name is not None and pickler is internal._internal_rpc_pickler:
         call = _start_plain(plain, rank, name, args, kwargs, timeout)
         if call is not None:
             return call, name
@@ -149,7 +151,7 @@ def _start(
             agent, context, pickled, rank, label, request, timeout, pickler, options
         ), label
     payload, tensors, rrefs = internal.pack(pickler, request, **options)
-    _target.check_devices(tensors, "Request", agent._name_of(rank))
+    tensors = agent._devices.requests(agent._name_of(rank)).stage(tensors)
     try:
         return pickled(rank, label, payload, tensors, rrefs, timeout), label
     except NotImplementedError:
@@ -175,7 +177,7 @@ def _start_recorded(
     # What a torch operator returns needs gradients only if an argument does.
     mark = None if message is None and _target.is_torchs(label) else (context._context_id(), message)
     try:
-        _target.check_devices(tensors, "Request", agent._name_of(rank))
+        tensors = agent._devices.requests(agent._name_of(rank)).stage(tensors)
         if mark is not None:
             context.sends_to(rank)
         made = pickled(rank, label, payload, tensors, rrefs, timeout, mark)

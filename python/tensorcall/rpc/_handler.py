@@ -23,10 +23,12 @@ from ..autograd._context import DistAutogradContext
 from ..autograd._engine import PassId, Plan, Roots
 from ..autograd._engine import engine as local_engine
 from ..autograd._messages import Mark, PackedGradients
-from . import _agent, _fork, _remote_error, _target, internal, server_process_global_profiler
+from . import _agent, _devices, _fork, _remote_error, _target, internal, server_process_global_profiler
 from ._coroutines import Coroutines
+from ._devices import Directory
 from ._remote_error import ErrorCarrier, OperatorError
 from ._worker import WorkerInfo
+from .options import TensorPipeRpcBackendOptions
 
 _logger = logging.getLogger("tensorcall")
 
@@ -40,8 +42,9 @@ RAISED = 2
 class Handler:
     """Runs functions for other workers (and for this one) and packs their outcomes."""
 
-    def __init__(self, info: WorkerInfo) -> None:
+    def __init__(self, info: WorkerInfo, devices: Directory | None = None) -> None:
         self._info = info
+        self.devices = devices or Directory(info.name, TensorPipeRpcBackendOptions())
         self._errors = ErrorCarrier(info)
         self._coroutines = Coroutines()
         self._generation = _fork.generation()
@@ -136,11 +139,7 @@ class Handler:
         if not torch.is_grad_enabled():
             torch._C._set_grad_enabled(True)
         try:
-            if server_process_global_profiler.is_on():
-                with server_process_global_profiler.serving():
-                    result = function(*args, **kwargs)
-            else:
-                result = function(*args, **kwargs)
+            result = self._run(function, args, kwargs)
         except BaseException as error:
             if self._generation != _fork.generation():
                 _fork.end_child(error)
@@ -154,6 +153,15 @@ class Handler:
         if getattr(function, "_wrapped_async_rpc_function", None) is not None:
             return self._follow(function, result)
         return result
+
+    def _run(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if server_process_global_profiler.is_on():
+            with server_process_global_profiler.serving():
+                return function(*args, **kwargs)
+        if self.devices.cuda:
+            with _devices.serving(self.devices.cuda):
+                return function(*args, **kwargs)
+        return function(*args, **kwargs)
 
     def unseen_exception(self, function: str, worker: str, payload: bytes) -> None:
         """A function that this worker called raised an exception, and nobody looked at it."""
@@ -192,7 +200,7 @@ class Handler:
                 payload, tensors, rrefs = internal.pack(internal._internal_rpc_pickler, obj)
             else:
                 payload, tensors, rrefs, mark = self._pack_recorded(context, obj, caller)
-            _target.check_devices(tensors, "Response", "the caller")
+            tensors = self.devices.responses(caller).stage(tensors)
         except BaseException as error:
             if context is not None and mark is not None:
                 context.drop_send(mark[1])

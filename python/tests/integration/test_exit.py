@@ -331,6 +331,7 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 def test_a_process_ends_soon_and_silently_while_functions_run_in_it(
     ending: str, ends: list[dict[str, Any]]
 ) -> None:
+    """LOG rows 6 and 10: no timing of a shutdown without grace, or of none at all, crashes or hangs."""
     mine = [end for end in ends if end["name"] == ending]
 
     assert len(mine) == (RARE_JOBS if ending in RARE else JOBS)

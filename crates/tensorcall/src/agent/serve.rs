@@ -128,7 +128,7 @@ impl Responder {
         self.autograd
     }
 
-    /// The rank of the worker that gets the answer.
+    /// Who asked.
     pub fn caller(&self) -> Rank {
         self.key.peer
     }
