@@ -7,6 +7,7 @@ use std::time::Duration;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
+use tensorcall::autograd::LocalEngine;
 use tensorcall::body::{Body, Received};
 use tensorcall::proto::wire::message::{Encoding, FailureKind};
 use tensorcall::{Handler, InboundCall, Responder, ThreadHook};
@@ -109,6 +110,10 @@ impl Handler for PyHandler {
         if let Some((answer, responder)) = now {
             answer.send(responder);
         }
+    }
+
+    fn local_engine(&self) -> Option<&dyn LocalEngine> {
+        Some(self)
     }
 
     fn fetch(&self, value: Arc<dyn Any + Send + Sync>, _: InboundCall, responder: Responder) {

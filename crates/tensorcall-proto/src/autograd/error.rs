@@ -7,7 +7,7 @@ use crate::ids::Rank;
 #[non_exhaustive]
 pub enum AutogradError {
     /// Nothing has happened for as long as the pass may wait.
-    #[error("the backward pass has made no progress for {millis} ms, and {}", waits_for(missing, answers))]
+    #[error("the backward pass has made no progress for {millis} ms, and {}", waits_for(missing, *answers))]
     Stalled {
         /// How long, in milliseconds.
         millis: u64,
@@ -21,7 +21,7 @@ pub enum AutogradError {
     Over,
 }
 
-fn waits_for(missing: &[(u64, Rank)], answers: &usize) -> String {
+fn waits_for(missing: &[(u64, Rank)], answers: usize) -> String {
     if missing.is_empty() {
         return format!("{answers} workers have not answered");
     }

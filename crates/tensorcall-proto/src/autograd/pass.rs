@@ -205,6 +205,12 @@ impl<G, E: Clone + From<AutogradError>, A> Engine<G, E, A> {
         }
     }
 
+    /// This worker ends.
+    pub(super) fn handle_end(&mut self, error: E, out: &mut Effects<G, E, A>) {
+        self.fail(error, out);
+        self.advance(out);
+    }
+
     /// What a thread that [`Effect::Work`] asked for is to do; `None` if that is settled meanwhile.
     pub(super) fn take_work(&mut self, out: &mut Effects<G, E, A>) -> Option<Work<G, E>> {
         if self.turn != Turn::Called {

@@ -18,7 +18,7 @@ const REMEMBERED: usize = 256;
 #[derive(Debug)]
 pub struct Passes<G, E, A> {
     me: Life,
-    passes: BTreeMap<PassId, Engine<G, E, A>>,
+    current: BTreeMap<PassId, Engine<G, E, A>>,
     over: Over<E>,
     next_pass: u64,
     effects: VecDeque<Effect<G, E, A>>,
@@ -35,17 +35,17 @@ impl<G, E: Clone + From<AutogradError>, A> Passes<G, E, A> {
     /// No passes yet, on the worker `me`.
     pub fn new(me: Life) -> Self {
         let over = Over { outcomes: BTreeMap::new(), order: VecDeque::new() };
-        Self { me, passes: BTreeMap::new(), over, next_pass: 0, effects: VecDeque::new() }
+        Self { me, current: BTreeMap::new(), over, next_pass: 0, effects: VecDeque::new() }
     }
 
     /// How many passes are under way here.
     pub fn len(&self) -> usize {
-        self.passes.len()
+        self.current.len()
     }
 
     /// Whether no pass is under way here.
     pub fn is_empty(&self) -> bool {
-        self.passes.is_empty()
+        self.current.is_empty()
     }
 
     /// Begins a pass, whose roots are on this worker. [`Effect::Ended`] says how it ended.
@@ -77,22 +77,22 @@ impl<G, E: Clone + From<AutogradError>, A> Passes<G, E, A> {
             let outcome = outcome.clone();
             return self.answer_late(from, pass, step, outcome, answer);
         }
-        if step == Step::Abort && !self.passes.contains_key(&pass.id) {
+        if step == Step::Abort && !self.current.contains_key(&pass.id) {
             let error = if let Content::Error(error) = content { error } else { AutogradError::Over.into() };
             self.over.insert(pass.id, Err(error));
             return self.effects.push_back(Effect::Answer(answer, Ok(())));
         }
-        if !self.passes.contains_key(&pass.id) {
+        if !self.current.contains_key(&pass.id) {
             self.start(now, pass, false);
         }
-        if let Some(engine) = self.passes.get_mut(&pass.id) {
+        if let Some(engine) = self.current.get_mut(&pass.id) {
             engine.handle_call(now, from, step, content, answer, &mut self.effects);
         }
     }
 
     /// What became of the call `step` of an [`Effect::Call`].
     pub fn handle_answer(&mut self, now: Instant, pass: PassId, step: Step, result: Result<(), E>) {
-        if let Some(engine) = self.passes.get_mut(&pass) {
+        if let Some(engine) = self.current.get_mut(&pass) {
             engine.handle_answer(now, step, result, &mut self.effects);
         }
     }
@@ -100,12 +100,12 @@ impl<G, E: Clone + From<AutogradError>, A> Passes<G, E, A> {
     /// What a thread that [`Effect::Work`] asked for is to do; `None` if nothing is left to do. Report the
     /// outcome by the method that [`Work`] names.
     pub fn take_work(&mut self, pass: PassId) -> Option<Work<G, E>> {
-        self.passes.get_mut(&pass)?.take_work(&mut self.effects)
+        self.current.get_mut(&pass)?.take_work(&mut self.effects)
     }
 
     /// The local engine has done [`Work::Plan`].
     pub fn handle_planned(&mut self, now: Instant, pass: PassId, plan: Result<Plan, E>) {
-        if let Some(engine) = self.passes.get_mut(&pass) {
+        if let Some(engine) = self.current.get_mut(&pass) {
             engine.handle_planned(now, plan, &mut self.effects);
         }
     }
@@ -117,14 +117,14 @@ impl<G, E: Clone + From<AutogradError>, A> Passes<G, E, A> {
         pass: PassId,
         gradients: Result<Vec<(u64, Option<G>)>, E>,
     ) {
-        if let Some(engine) = self.passes.get_mut(&pass) {
+        if let Some(engine) = self.current.get_mut(&pass) {
             engine.handle_vjp_done(now, gradients, &mut self.effects);
         }
     }
 
     /// The local engine has done [`Work::End`].
     pub fn handle_ended(&mut self, pass: PassId) {
-        if let Some(mut engine) = self.passes.remove(&pass) {
+        if let Some(mut engine) = self.current.remove(&pass) {
             let outcome = engine.handle_ended(&mut self.effects);
             self.over.insert(pass, outcome);
         }
@@ -132,21 +132,28 @@ impl<G, E: Clone + From<AutogradError>, A> Passes<G, E, A> {
 
     /// A worker is lost, or has left: all passes that it takes part in fail with `error`.
     pub fn handle_lost(&mut self, rank: Rank, error: &E) {
-        for engine in self.passes.values_mut() {
+        for engine in self.current.values_mut() {
             engine.handle_lost(rank, error.clone(), &mut self.effects);
+        }
+    }
+
+    /// This worker ends: all passes fail with `error`.
+    pub fn fail_all(&mut self, error: &E) {
+        for engine in self.current.values_mut() {
+            engine.handle_end(error.clone(), &mut self.effects);
         }
     }
 
     /// It is `now`, which may be later than [`next_deadline`](Self::next_deadline).
     pub fn handle_time(&mut self, now: Instant) {
-        for engine in self.passes.values_mut() {
+        for engine in self.current.values_mut() {
             engine.handle_time(now, &mut self.effects);
         }
     }
 
     /// When [`handle_time`](Self::handle_time) is called next.
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.passes.values().filter_map(Engine::next_deadline).min()
+        self.current.values().filter_map(Engine::next_deadline).min()
     }
 
     /// The next thing to do.
@@ -156,7 +163,7 @@ impl<G, E: Clone + From<AutogradError>, A> Passes<G, E, A> {
 
     fn start(&mut self, now: Instant, pass: Pass, starter: bool) {
         let engine = Engine::new(self.me.rank, pass, starter, now);
-        let engine = self.passes.entry(pass.id).or_insert(engine);
+        let engine = self.current.entry(pass.id).or_insert(engine);
         engine.advance(&mut self.effects);
     }
 
