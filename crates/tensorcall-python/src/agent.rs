@@ -173,6 +173,28 @@ impl Agent {
         self.start_remote(py, to, request)
     }
 
+    /// Begins a backward pass from `roots`, which the handler object knows what to do with. The call is done
+    /// when all gradients are where they belong, on all workers. `timeout` is how many seconds there may be
+    /// no progress; 0 means no limit.
+    fn backward(
+        &self,
+        py: Python<'_>,
+        context: u64,
+        roots: Py<PyAny>,
+        retain_graph: bool,
+        timeout: f64,
+    ) -> PyResult<Call> {
+        let (roots, patience) = (KeptObject::keep(roots), time::limit(timeout));
+        let future = outside(py, || self.agent.backward(context, roots, retain_graph, patience));
+        let future = future.map_err(|error| to_python(&error))?;
+        Ok(self.wrap(future, self.agent.identity().rank, "backward".into()))
+    }
+
+    /// How many backward passes this worker takes part in.
+    fn current_passes(&self, py: Python<'_>) -> usize {
+        outside(py, || self.agent.current_passes())
+    }
+
     /// A reference to `value`, which this worker owns. `label` says in reports of leaks where it is from.
     #[pyo3(signature = (value, label=""))]
     fn make_rref(&self, value: Py<PyAny>, label: &str) -> RRef {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use tensorcall::sync::Mutex;
 use tensorcall::transport::Outbound;
 use tensorcall::{Fault, Faults};
+use tensorcall_proto::autograd::Step;
 use tensorcall_proto::rref::RRefMessage;
 use tensorcall_proto::wire::message::{FunctionRef, Message};
 
@@ -78,6 +79,10 @@ fn name_of(message: &Message, label: &str) -> Option<&'static str> {
     // Functions are named as in `rpc/_target.py`.
     let is_script = label.contains("::") || label.contains("__torch__.");
     Some(match (&call.function, call.creates, is_script) {
+        (FunctionRef::Autograd(call), ..) => match call.step {
+            Step::Gradient { .. } | Step::NoGradient { .. } => "BACKWARD_AUTOGRAD_REQ",
+            _ => return None,
+        },
         (FunctionRef::Fetch(_), _, true) => "SCRIPT_RREF_FETCH_CALL",
         (FunctionRef::Fetch(_), _, false) => "PYTHON_RREF_FETCH_CALL",
         (_, Some(_), true) => "SCRIPT_REMOTE_CALL",

@@ -9,6 +9,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
+use tensorcall::autograd::LocalEngine;
 use tensorcall::body::{Body, Received};
 use tensorcall::proto::wire::message::{Encoding, FailureKind};
 use tensorcall::proto::wire::tensor::{Device, DeviceKind};
@@ -120,6 +121,10 @@ impl Handler for PyHandler {
         if let Some((answer, responder)) = now {
             answer.send(responder);
         }
+    }
+
+    fn local_engine(&self) -> Option<&dyn LocalEngine> {
+        Some(self)
     }
 
     fn fetch(&self, value: Arc<dyn Any + Send + Sync>, _: InboundCall, responder: Responder) {

@@ -36,6 +36,8 @@ pub enum ErrorKind {
     ShuttingDown,
     /// The reference is of no use: deleted, never created, or its owner is gone.
     RRef,
+    /// A backward pass failed: on some worker, or because nothing moved.
+    Autograd,
     /// The arguments make no sense: an unknown worker, a bad option.
     Usage,
     /// A peer broke the protocol.

@@ -5,6 +5,7 @@
 //! them is a [`Handler`]; the Python package brings one that runs Python functions.
 //!
 //! - [`agent`]: calls, peers, the pool, graceful shutdown
+//! - [`autograd`]: backward passes over the graphs of several workers
 //! - [`transport`]: memory, Unix sockets and TCP behind one trait
 //! - [`future`]: outcomes that complete exactly once, awaitable under any runtime
 //! - [`buffer`], [`body`]: memory of messages, never copied without need
@@ -13,6 +14,7 @@
 //! The wire format and every protocol are in [`proto`], as state machines without I/O.
 
 pub mod agent;
+pub mod autograd;
 pub mod body;
 pub mod buffer;
 mod clock;

@@ -229,7 +229,6 @@ pub enum GoodbyeReason {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::autograd::AutogradCall;
     use crate::ids::{ForkId, Incarnation, Life, Rank};
 
     #[test]

@@ -102,8 +102,8 @@ impl Inner {
             rref: request.creates.clone(),
             fetches,
         };
-        // References are never held back.
-        let passes = nested || fetches;
+        // References and backward passes are never held back.
+        let passes = nested || fetches || matches!(request.function, FunctionRef::Autograd(_));
         let Ok(id) = state.calls.try_start(deadline, bytes, passes, ticket) else {
             drop(state);
             self.forks_unsent(&forks);

@@ -85,6 +85,7 @@ impl Events for Inner {
         self.tick_faults(now);
         self.tick_requests(now);
         self.tick_rrefs(now);
+        self.tick_passes(now);
         self.tick_group(now);
     }
 }
@@ -256,6 +257,7 @@ impl Inner {
         self.fail(peer, failed, &gone);
         self.drop_requests_of(&peer.info.identity);
         self.rref_lost(peer.life());
+        self.autograd_lost(peer);
     }
 
     /// What a peer asked for is no longer wanted, and waves do without it.
@@ -266,6 +268,7 @@ impl Inner {
         } else {
             self.rref_lost(peer.life());
         }
+        self.autograd_lost(peer);
         self.group_gone(peer.rank(), left);
     }
 

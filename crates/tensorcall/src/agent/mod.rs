@@ -9,12 +9,14 @@
 //! - `faults.rs`: what tests let happen to messages on their way out
 //! - `pool.rs`: threads that run functions
 //! - `serve.rs`: a request on its way through the pool and back
+//! - `autograd.rs`: backward passes, with the local engine
 //! - `rrefs/`: references: who owns, holds and shares what, and requests that wait for them
 //! - `shutdown.rs`: agreeing that the group is quiet, and closing
 //!
 //! Locks are held for moments and never while calling out (LOCK-1). The order, where two are held, is
 //! a peer's state before the table of links or that of references.
 
+mod autograd;
 mod calls;
 mod cancels;
 mod dispatch;
@@ -36,6 +38,7 @@ use tensorcall_proto::in_flight::Window;
 use tensorcall_proto::serving::Serving;
 use tensorcall_proto::wire::message::{Message, Phase};
 
+use self::autograd::Backward;
 pub use self::calls::{CallError, Request};
 use self::cancels::Cancels;
 use self::faults::FaultLine;
@@ -123,6 +126,7 @@ pub(crate) struct Inner {
     /// When slow requests are looked for next; `None` while there are no requests.
     look_at: Mutex<Option<Instant>>,
     rrefs: RRefs,
+    backward: Backward,
     group: Group,
     transports: OnceLock<Transports>,
     /// When [`Events::tick`] has something to do.
@@ -222,6 +226,7 @@ impl Agent {
             cancels: Cancels::default(),
             look_at: Mutex::default(),
             rrefs: RRefs::new(me.life()),
+            backward: Backward::new(me.life()),
             group: Group::default(),
             transports: OnceLock::new(),
             alarm: Arc::clone(&alarm),

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use tensorcall_proto::autograd::AutogradCall;
 use tensorcall_proto::ids::{Identity, Incarnation, Life, MessageId, RRefId, Rank};
 use tensorcall_proto::serving::{CancelOutcome, RequestKey, Start};
 use tensorcall_proto::wire::message::{
@@ -13,6 +14,7 @@ use tensorcall_proto::wire::message::{
 
 use super::pool::{Refusal, ThreadHook};
 use super::{Inner, LinkEntry};
+use crate::autograd::LocalEngine;
 use crate::body::{Body, Received};
 use crate::clock::now;
 use crate::rref::Kept;
@@ -32,6 +34,11 @@ pub trait Handler: ThreadHook {
     fn fetch(&self, value: Arc<dyn Any + Send + Sync>, call: InboundCall, responder: Responder) {
         drop((value, call));
         responder.failed(FailureKind::Usage, "this worker cannot send the values that it keeps".to_owned());
+    }
+
+    /// What computes gradients here. A worker without it takes no part in backward passes.
+    fn local_engine(&self) -> Option<&dyn LocalEngine> {
+        None
     }
 }
 
@@ -262,15 +269,13 @@ impl Inner {
             let text = "the worker is shutting down".to_owned();
             return refuse(&*link.handle, key, FailureKind::ShuttingDown, text);
         }
+        let step = if let FunctionRef::Autograd(step) = call.function { Some(step) } else { None };
         let task = call.creates.map_or(Task::Call, |new| Task::Create(new.rref));
         let (function, task) = match call.function {
             FunctionRef::InPayload => (None, task),
             FunctionRef::Name(name) => (Some(name), task),
             FunctionRef::Fetch(rref) => (None, Task::Fetch(rref)),
-            FunctionRef::Autograd(_) => {
-                let text = "this worker has no local engine for backward passes".to_owned();
-                return refuse(&*link.handle, key, FailureKind::Usage, text);
-            }
+            FunctionRef::Autograd(_) => (None, Task::Call),
             FunctionRef::Define { .. } | FunctionRef::Slot(_) => {
                 let text = "function slots are reserved in this version of the wire format".to_owned();
                 return refuse(&*link.handle, key, FailureKind::Protocol, text);
@@ -289,10 +294,23 @@ impl Inner {
         let creates = call.creates.is_some();
         let call_in = InboundCall { caller, function, encoding: call.encoding, body, creates };
         let pending = Pending { key, link, nested: call.nested, deadline, call: call_in, task };
+        if let Some(step) = step {
+            return self.start_backward(step, pending);
+        }
         if pending.call.body.rrefs.is_empty() && !matches!(task, Task::Fetch(_)) {
             self.start(pending, None);
         } else {
             self.start_when_ready(pending);
+        }
+    }
+
+    /// Hands over what is part of a backward pass. It needs no thread.
+    fn start_backward(&self, call: AutogradCall, pending: Pending) {
+        let started = self.serving.lock().start(pending.key, now());
+        if let Start::Run(()) = started {
+            let responder = pending.responder(&self.this);
+            let InboundCall { encoding, body, .. } = pending.call;
+            self.autograd_call(call, encoding, body, responder);
         }
     }
 

@@ -227,7 +227,7 @@ impl Inner {
         let outstanding = outstanding + self.rrefs_outstanding();
         let held = self.fault_line.as_ref().map_or(0, FaultLine::held);
         let completing = self.completing.load(Ordering::SeqCst);
-        let tasks = self.pool.counts().tasks;
+        let tasks = self.pool.counts().tasks + self.passes();
         let (serving, received) = {
             let serving = self.serving.lock();
             (serving.len(), serving.total())
@@ -248,6 +248,7 @@ impl Inner {
         // The answer of a function that is about to end is sent yet: it may be what made this worker leave.
         self.pool.wait_ended(limit.min(now() + LAST_WORDS));
         self.fail_own_calls();
+        self.close_passes();
         self.close_rrefs();
         self.group.changed.notify_all();
         let reason = if graceful { GoodbyeReason::Graceful } else { GoodbyeReason::Forced };
