@@ -28,6 +28,11 @@ _SWEEP_EVERY = 64
 """So many contexts of others begin here before those of lost workers are looked for."""
 
 
+def rank_of(number: int) -> int:
+    """The worker that made the id of a context or message."""
+    return number >> _WORKER_SHIFT
+
+
 class DistAutogradContext:
     """One distributed forward and backward pass, as this worker sees it; made by :class:`context`."""
 
@@ -36,6 +41,7 @@ class DistAutogradContext:
         self._lock = threading.Lock()
         self._sends: dict[int, Any] = {}
         self._recvs: dict[int, Any] = {}
+        self._answers: set[int] = set()
         self._known: set[int] = set()
         self._calls: dict[int, tuple[_tensorcall.Call, int | None]] = {}
         self._gradients: dict[torch.Tensor, torch.Tensor] = {}
@@ -80,10 +86,16 @@ class DistAutogradContext:
         with self._lock:
             self._sends.pop(message, None)
 
-    def add_recv(self, message: int, function: Any) -> None:
+    def add_recv(self, message: int, function: Any, is_answer: bool) -> None:
         """Note the recv function of a message; ``None`` stands for one that nobody can use."""
         with self._lock:
             self._recvs[message] = function
+            if is_answer:
+                self._answers.add(message)
+
+    def is_answer(self, message: int) -> bool:
+        """Whether a message that was received answered a call of this worker."""
+        return message in self._answers
 
     def add_call(self, call: _tensorcall.Call, message: int | None) -> None:
         """Note a call made in the context, and its message if that has a send function."""
@@ -230,7 +242,7 @@ class _Container:
         agent = _agent._current
         lost = agent.lost_workers() if isinstance(agent, _agent.TensorPipeAgent) else set()
         with self._lock:
-            orphans = [number for number in self._contexts if number >> _WORKER_SHIFT in lost]
+            orphans = [number for number in self._contexts if rank_of(number) in lost]
         for number in orphans:
             _release.release(number)
 

@@ -34,7 +34,6 @@ Plan = tuple[list[tuple[int, int]], list[tuple[int, int, list[int]]], list[int]]
 """Of the send functions the messages and the workers that these went to; of each recv function the message,
 the sender and the places of the sources that reach it; the workers that the context went to."""
 
-_WORKER_SHIFT = 48
 _run_backward: Any = torch.autograd.Variable._execution_engine.run_backward
 
 
@@ -135,7 +134,7 @@ class _Pass:
         recvs = []
         for message, node in context._recv_functions().items():
             mask = 0 if node is None else reach.get(node, 0)
-            recvs.append((message, message >> _WORKER_SHIFT, _places(mask)))
+            recvs.append((message, _context.rank_of(message), _places(mask)))
             if node is not None:
                 self._waiting[message] = node, mask
         self._refuse_others({node for node, _ in self._waiting.values()})

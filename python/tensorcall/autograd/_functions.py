@@ -112,10 +112,12 @@ def record_send(
     context.add_send(message, node)
 
 
-def record_recv(context: DistAutogradContext, message: int, tensors: Sequence[torch.Tensor]) -> None:
+def record_recv(
+    context: DistAutogradContext, message: int, tensors: Sequence[torch.Tensor], is_answer: bool = False
+) -> None:
     """Make the recv function of a message; `tensors` have just been received, and become its outputs."""
     if not tensors:
-        context.add_recv(message, None)
+        context.add_recv(message, None, is_answer)
         return
     for tensor in tensors:
         tensor.requires_grad_(False)
@@ -128,7 +130,7 @@ def record_recv(context: DistAutogradContext, message: int, tensors: Sequence[to
             _Recv.apply(anchor, *tensors)
     node: Any = tensors[0].grad_fn
     node.context_id = context._context_id()
-    context.add_recv(message, node)
+    context.add_recv(message, node, is_answer)
 
 
 def send_edge(node: Any) -> GradientEdge:

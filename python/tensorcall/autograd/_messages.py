@@ -13,14 +13,15 @@ import torch
 
 from .. import _tensorcall
 from ..rpc import internal
+from ..rpc._devices import Placement
 from . import _context, _functions
 from ._context import DistAutogradContext
 from ._functions import Gradients
 
 Mark = tuple[int, int | None]
 """The id of a context, and that of the message if there are tensors that need gradients."""
-PackedGradients = tuple[bytes | None, list[torch.Tensor]]
-"""The gradients of a message: pickled with a table of tensors, or just tensors."""
+PackedGradients = tuple[bytes | None, list[Any]]
+"""The gradients of a message: pickled with a table of tensors, or just these, `None` for those not there."""
 
 
 def pack(
@@ -42,6 +43,8 @@ def unpack(
     payload: bytes,
     tensors: Sequence[torch.Tensor],
     rrefs: Sequence[_tensorcall.RRef],
+    *,
+    is_answer: bool,
 ) -> Any:
     """As :func:`internal.unpack`; tensors that need gradients become outputs of the recv function."""
     context = None if mark is None or mark[1] is None else _context.container.find(mark[0])
@@ -53,9 +56,9 @@ def unpack(
             obj = internal.unpack(payload, tensors, rrefs)
     except BaseException:
         # The sender waits for an answer all the same.
-        context.add_recv(mark[1], None)
+        context.add_recv(mark[1], None, is_answer)
         raise
-    _functions.record_recv(context, mark[1], [recorded[place] for place in sorted(recorded)])
+    _functions.record_recv(context, mark[1], [recorded[place] for place in sorted(recorded)], is_answer)
     return obj
 
 
@@ -74,25 +77,25 @@ def failed(call: Any) -> None:
         context.drop_send(message)
 
 
-def pack_gradients(gradients: Gradients) -> PackedGradients | None:
+def pack_gradients(gradients: Gradients, placement: Placement) -> PackedGradients | None:
     """The gradients of a message, as they travel; nothing if there are none."""
-    plain = [gradient for gradient in gradients if gradient is not None and _is_plain(gradient)]
-    if len(plain) == len(gradients):
-        return None, plain
-    if all(gradient is None for gradient in gradients):
+    found = [gradient for gradient in gradients if gradient is not None]
+    if not found:
         return None
+    if all(_is_plain(gradient) for gradient in found):
+        return None, gradients
     payload, tensors, _ = internal.pack(internal._internal_rpc_pickler, gradients)
-    return payload, tensors
+    return payload, placement.stage(tensors)
 
 
 def unpack_gradients(packed: PackedGradients) -> Gradients:
     """What :func:`pack_gradients` was given."""
     payload, tensors = packed
     if payload is None:
-        return list(tensors)
+        return tensors
     gradients: Gradients = internal.unpack(payload, tensors, [])
     return gradients
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    return type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.is_nested
+    return type(tensor) is torch.Tensor and tensor.layout is torch.strided and tensor.is_cpu

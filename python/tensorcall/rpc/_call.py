@@ -233,7 +233,7 @@ def decode(
         return payload
     if encoding == RAISED:
         raise internal.unpack(payload, tensors, rrefs, _remote_error.load)
-    return _messages.unpack(mark, payload, tensors, rrefs)
+    return _messages.unpack(mark, payload, tensors, rrefs, is_answer=True)
 
 
 def _start_plain(

@@ -134,6 +134,10 @@ class Directory:
         """Where arguments for a worker go."""
         return Placement(self._options.device_maps.get(to, {}), "Request", to)
 
+    def requests_of(self, rank: int) -> Placement:
+        """As :meth:`requests`, for the worker of this rank."""
+        return self.requests(self._names.get(rank, f"of rank {rank}"))
+
     def responses(self, caller: int) -> Placement:
         """Where results for the worker of this rank go."""
         name = self._names.get(caller, f"of rank {caller}")

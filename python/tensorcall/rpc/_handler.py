@@ -25,7 +25,7 @@ from ..autograd._engine import engine as local_engine
 from ..autograd._messages import Mark, PackedGradients
 from . import _agent, _devices, _fork, _remote_error, _target, internal, server_process_global_profiler
 from ._coroutines import Coroutines
-from ._devices import Directory
+from ._devices import Directory, Placement
 from ._remote_error import ErrorCarrier, OperatorError
 from ._worker import WorkerInfo
 from .options import TensorPipeRpcBackendOptions
@@ -72,7 +72,8 @@ class Handler:
             return self.dump_exception(error)
         if isinstance(result, _tensorcall.Later):
             return result
-        return self.dump_result(result, autograd, caller)
+        context = None if autograd is None else _context.container.find(autograd[0])
+        return self._dump(result, context, caller)
 
     def run_pickled_here(
         self,
@@ -84,12 +85,12 @@ class Handler:
     ) -> Any:
         """As :meth:`run_pickled`, but the result stays here as it is and exceptions pass."""
         if autograd is None:
-            return self._run(payload, tensors, rrefs, caller, None)
+            return self._run_pickled(payload, tensors, rrefs, caller, None)
         # The context is the function's, and that of the calls which it makes.
         with _context.entered(_context.container.enter(autograd[0])):
-            return self._run(payload, tensors, rrefs, caller, autograd)
+            return self._run_pickled(payload, tensors, rrefs, caller, autograd)
 
-    def _run(
+    def _run_pickled(
         self,
         payload: bytes,
         tensors: Sequence[torch.Tensor],
@@ -98,7 +99,7 @@ class Handler:
         autograd: Mark | None,
     ) -> Any:
         try:
-            func, args, kwargs = _messages.unpack(autograd, payload, tensors, rrefs)
+            func, args, kwargs = _messages.unpack(autograd, payload, tensors, rrefs, is_answer=False)
         except (AttributeError, ImportError) as error:
             raise RuntimeError(_not_here(error)) from None
         except BaseException as error:
@@ -193,7 +194,11 @@ class Handler:
 
     def dump_result(self, obj: object, autograd: Mark | None, caller: int) -> Reply:
         """Pack a result for `caller`; if it cannot be sent, the exception that says so."""
-        context = None if autograd is None else _context.container.find(autograd[0])
+        # Who fetches a value may be the first to bring its context here.
+        context = None if autograd is None else _context.container.enter(autograd[0])
+        return self._dump(obj, context, caller)
+
+    def _dump(self, obj: object, context: DistAutogradContext | None, caller: int) -> Reply:
         mark = None
         try:
             if context is None:
@@ -229,20 +234,31 @@ class Handler:
         self,
         context_id: int,
         pass_id: PassId,
-        arrived: Sequence[tuple[int | None, PackedGradients]],
+        arrived: Sequence[tuple[int | None, PackedGradients | None]],
         wanted: Sequence[int],
         last: bool,
         retain_graph: bool,
     ) -> list[tuple[int, PackedGradients | None]]:
         """Go on with a backward pass: what these sources bring to messages from other workers."""
         try:
-            sources = [(message, _messages.unpack_gradients(packed)) for message, packed in arrived]
+            sources = [(m, _messages.unpack_gradients(packed)) for m, packed in arrived if packed is not None]
             found = local_engine.vjp(
                 context_id, pass_id, sources, wanted, last=last, retain_graph=retain_graph
             )
-            return [(message, _messages.pack_gradients(gradients)) for message, gradients in found]
+            return [
+                (message, _messages.pack_gradients(gradients, self._way_back(context_id, message)))
+                for message, gradients in found
+            ]
         except BaseException as error:
             raise self._error_of_pass(error) from error
+
+    def _way_back(self, context_id: int, message: int) -> Placement:
+        """Where gradients of a message go: on the devices that its tensors came from."""
+        sender = _context.rank_of(message)
+        context = _context.container.find(context_id)
+        if context is not None and context.is_answer(message):
+            return self.devices.requests_of(sender)
+        return self.devices.responses(sender)
 
     def autograd_end(self, context_id: int, pass_id: PassId, error: object) -> None:
         """A backward pass has ended, with `error` if it failed anywhere."""
