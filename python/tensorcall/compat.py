@@ -72,6 +72,7 @@ def uninstall() -> None:
         _startup.disarm()
         if _journal is None:
             return
+        from .autograd import _reducers
         from .rpc import _agent, _futures, _profiling
 
         if _agent.is_set():
@@ -80,6 +81,7 @@ def uninstall() -> None:
         _journal = None
         _futures.unpatch()
         _profiling.unpatch()
+        _reducers.unpatch()
 
 
 def _refuse_if_running() -> None:
@@ -99,6 +101,7 @@ def _refuse_if_running() -> None:
 
 
 def _replace(journal: Journal) -> None:
+    from .autograd import _reducers
     from .rpc import _futures, _profiling
 
     theirs = _loaded()
@@ -117,6 +120,7 @@ def _replace(journal: Journal) -> None:
     sys.meta_path = [_Aliases(), *sys.meta_path]
     _futures.patch()
     _profiling.patch()
+    _reducers.patch()
 
 
 def _loaded() -> dict[str, ModuleType]:

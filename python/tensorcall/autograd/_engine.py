@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from . import _context, _functions
+from . import _context, _functions, _reducers
 from ._context import DistAutogradContext
 from ._functions import Gradients
 
@@ -162,16 +162,26 @@ class _Pass:
         leaves = self._leaves if last else []
         reach = -1 if last else functools.reduce(operator.or_, (mask for *_, mask in ready), 0)
         keep = retain_graph or (not last and self._run_again(recvs))
-        found = self._run(reach, recvs, leaves, keep)
-        if last:
+        reduced = _reducers.partners(node.variable for node in leaves) if leaves else None
+        if reduced is not None:
+            with _reducers.own_gradients(reduced) as own:
+                found = self._run(reach, recvs, leaves, keep, accumulate=True)
+                self._context.accumulate(own.take(), _add)
+        else:
+            found = self._run(reach, recvs, leaves, keep)
             self._commit(leaves, found)
         return [
             (message, found.run.found.get(node) or [None] * _functions.outputs_of(node))
             for message, node, _ in ready
         ]
 
-    def _run(self, reach: int, recvs: list[Any], leaves: list[Any], keep: bool) -> _Found:
-        """Run torch's engine from the sources in `reach` to these recv functions and leaves."""
+    def _run(
+        self, reach: int, recvs: list[Any], leaves: list[Any], keep: bool, accumulate: bool = False
+    ) -> _Found:
+        """Run torch's engine from the sources in `reach` to these recv functions and leaves.
+
+        With `accumulate` the gradients of the leaves are in ``.grad`` afterwards, and their hooks have run.
+        """
         edges: list[GradientEdge] = []
         gradients: list[torch.Tensor] = []
         run = _functions.Run()
@@ -193,9 +203,9 @@ class _Pass:
                 False,
                 tuple(inputs),
                 allow_unreachable=True,
-                accumulate_grad=False,
+                accumulate_grad=accumulate,
             )
-        return _Found(run, list(results[: len(leaves)]))
+        return _Found(run, [] if accumulate else list(results[: len(leaves)]))
 
     def _run_again(self, recvs: list[Any]) -> bool:
         """Whether nodes that lead to these recv functions lead elsewhere, too."""
@@ -394,4 +404,5 @@ def begin_anew() -> Any:
     """In a forked child: have no passes. What is returned, the parent's, must be kept and left alone."""
     inherited = engine._passes
     engine._lock, engine._passes = threading.Lock(), {}
+    _reducers.begin_anew()
     return inherited

@@ -19,6 +19,7 @@ from urllib.parse import urlparse
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import _rendezvous_helper, rendezvous
 
+from ..autograd import _reducers
 from . import _fork, _futures, _membership, _profiling, _scripts
 from . import api as api
 from . import backend_registry as backend_registry
@@ -132,6 +133,7 @@ def init_rpc(
         raise RuntimeError("RPC is already initialized")
     _futures.patch()
     _profiling.patch()
+    _reducers.patch()
     store, rank, world_size = _meet(chosen, rank, world_size)
     _autograd()._init(rank)
     _init_rpc_backend(backend, store, name, rank, world_size, chosen)
