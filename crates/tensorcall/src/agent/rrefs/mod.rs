@@ -3,43 +3,40 @@
 //! - `mod.rs`: both machines under one lock, what they are told and what they ask for
 //! - `held.rs`: requests that wait for a value or for references to be confirmed, without a thread
 //! - `handles.rs`: from handles to machines and back: making, sharing, receiving, reading
+//! - `messages.rs`: what workers say to each other about references
+//! - `releases.rs`: handles that are dropped
 //! - `ending.rs`: deleting all at shutdown, and what is left over
 //! - `api.rs`: what an agent offers of this
 //!
 //! The lock is held for moments, never while calling out (LOCK-1), and after a peer's state where both
-//! are held. Handles that are dropped do not take it: they leave a note for the next look (see
-//! [`Releases`]).
+//! are held. Handles that are dropped do not take it: they leave a note for the next look
+//! ([`Releases`]).
 
 mod api;
 mod ending;
 mod handles;
 mod held;
+mod messages;
+mod releases;
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
-use crossbeam_queue::SegQueue;
 use tensorcall_proto::ids::{ForkId, Life, RRefId};
-use tensorcall_proto::rref::{Owner, OwnerEffect, RRefDesc, RRefError, RRefMessage, User, UserEffect};
+use tensorcall_proto::rref::{Owner, OwnerEffect, RRefError, RRefMessage, User, UserEffect};
 use tensorcall_proto::serving::RequestKey;
-use tensorcall_proto::wire::message::Message;
 
 pub use self::ending::{Leak, RRefCounts};
-use super::peers::Way;
+pub(crate) use self::releases::Release;
+use self::releases::Releases;
+use super::Inner;
 use super::serve::{CallerLink, Pending};
-use super::{Inner, LinkEntry};
-use crate::clock::now;
 use crate::error::{Error, ErrorKind};
 use crate::future::Promise;
 use crate::rref::Kept;
 use crate::sync::{Condvar, Mutex};
-use crate::transport::{Link, LinkId, Outbound};
-
-/// How long a dropped handle, or an answer that nobody waits for, may wait for others: many make one
-/// wake-up, and none comes between a call and its answer.
-const GATHER: Duration = Duration::from_millis(1);
 
 /// This worker's references.
 pub(super) struct RRefs {
@@ -98,26 +95,6 @@ enum Act {
     Start(Pending, Option<Kept>),
     Fail(Pending, RRefError),
     Tell(Promise),
-}
-
-/// Handles that were dropped and whose machines have not been told.
-///
-/// Pushing is lock-free, and the first of a bunch has the reactor wake up a little later. So a handle may be
-/// dropped by a finalizer, under any lock, on any thread.
-#[derive(Default)]
-struct Releases {
-    queue: SegQueue<Release>,
-    /// The reactor will look.
-    asked: AtomicBool,
-}
-
-/// A handle is gone.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Release {
-    /// One of another worker's value.
-    Fork(ForkId),
-    /// One of a value in this worker's table.
-    Hold(RRefId),
 }
 
 impl RRefs {
@@ -201,173 +178,6 @@ impl Inner {
         result
     }
 
-    /// Sends a message about references; false if that life of a worker is not there any more.
-    fn send_rref(&self, to: Life, message: RRefMessage, via: Option<(Life, &CallerLink)>) -> bool {
-        if self.is_closed() {
-            // Who leaves says so, and that says it all.
-            return true;
-        }
-        let mut outbound = Outbound::plain(Message::RRef(message));
-        if self.fault_line.is_some()
-            && let Some(peer) = self.members.get().and_then(|members| members.get(to.rank))
-            && peer.life() == to
-        {
-            match self.hurt(&peer, outbound, 0) {
-                Some(unhurt) => outbound = unhurt,
-                None => return true,
-            }
-        }
-        if let Some((_, link)) = via.filter(|(life, _)| *life == to) {
-            link.handle.send(outbound);
-            return true;
-        }
-        let peer = {
-            // Under the lock, so that `admitted_rrefs` finds what is left for later.
-            let mut rrefs = self.rrefs.state.lock();
-            let peer = self.members.get().and_then(|members| members.get(to.rank));
-            match peer.filter(|peer| peer.life() == to) {
-                Some(peer) => peer,
-                None if self.members.get().is_none_or(|members| members.may_come(to)) => {
-                    rrefs.early.push((to, message));
-                    return true;
-                }
-                None => return false,
-            }
-        };
-        let state = peer.state.lock();
-        if state.gone.is_some() {
-            return false;
-        }
-        let has_way = !matches!(state.ways[0], Way::None);
-        drop(state);
-        // A worker that only answers others needs no link of its own.
-        let link = if has_way { None } else { self.latest_link_of(to) };
-        match link {
-            Some(link) => link.send(outbound),
-            None => self.post_now(&peer, outbound),
-        };
-        true
-    }
-
-    /// The link that a worker calls on, if it does: the youngest, since older ones may be broken.
-    fn latest_link_of(&self, life: Life) -> Option<Arc<dyn Link>> {
-        let links = self.links.lock();
-        let of_life = links.iter().filter_map(|(id, entry)| match entry {
-            LinkEntry::Accepted(peer, link) if peer.life() == life => Some((id, link)),
-            _ => None,
-        });
-        of_life.max_by_key(|(id, _)| **id).map(|(_, link)| Arc::clone(link))
-    }
-
-    /// The group is known, or a worker has joined it.
-    pub(super) fn admitted_rrefs(&self) {
-        let early = std::mem::take(&mut self.rrefs.state.lock().early);
-        self.send_rrefs(early);
-    }
-
-    fn send_rrefs(&self, messages: Vec<(Life, RRefMessage)>) {
-        for (to, message) in messages {
-            if !self.send_rref(to, message, None) {
-                self.rref_lost(to);
-            }
-        }
-    }
-
-    /// A worker said something about references, over a link that it calls on or over ours.
-    pub(super) fn rref_message(&self, from: Life, message: RRefMessage, via: Option<&CallerLink>) {
-        self.with_rrefs_via(via.map(|link| (from, link)), |state| {
-            state.activity += 1;
-            if !state.user.handle_message(from, message) {
-                state.owner.handle_message(from, message);
-            }
-        });
-        self.became_idle();
-    }
-
-    /// These forks are in a request that takes this link of ours. Called with the peer's state locked: so it
-    /// is not known yet that the link broke, if it did, and nothing follows now.
-    pub(super) fn forks_take(&self, link: LinkId, forks: &[RRefDesc]) {
-        if !forks.is_empty() {
-            self.rrefs.state.lock().sent(link, forks);
-        }
-    }
-
-    /// These forks are in a reply that takes this link.
-    pub(super) fn forks_return(&self, link: LinkId, forks: &[RRefDesc]) {
-        if !forks.is_empty() {
-            self.with_rrefs(|state| state.sent(link, forks));
-        }
-    }
-
-    /// A link with a worker broke: what was said on it may be lost.
-    pub(super) fn rref_link_broken(&self, life: Life, link: LinkId) {
-        if !self.is_closed() {
-            self.with_rrefs(|state| {
-                state.user.handle_link_broken(life, link.0);
-                state.owner.handle_link_broken(life, link.0);
-            });
-        }
-    }
-
-    /// A worker leaves in good order.
-    pub(super) fn rref_left(&self, life: Life) {
-        self.rrefs.state.lock().note_left(life);
-        self.rref_lost(life);
-    }
-
-    /// A life of a worker is gone for ever.
-    pub(super) fn rref_lost(&self, life: Life) {
-        self.with_rrefs(|state| {
-            state.user.handle_lost(life);
-            state.owner.handle_lost(life);
-        });
-        self.became_idle();
-    }
-
-    /// Notes that a handle was dropped. Takes no lock and never waits.
-    pub(crate) fn release(&self, release: Release) {
-        if !self.home.is_here() {
-            return;
-        }
-        let releases = &self.rrefs.releases;
-        releases.queue.push(release);
-        if self.is_closed() {
-            // The reactor looks no more.
-            if let Some(mut state) = self.rrefs.state.try_lock() {
-                state.take_releases(releases);
-                let (_, dropped) = state.take_effects();
-                drop(state);
-                drop(dropped);
-            }
-        } else {
-            self.look_soon();
-        }
-    }
-
-    /// Has the reactor look after a while, if it is not about to.
-    fn look_soon(&self) {
-        if !self.rrefs.releases.asked.swap(true, Ordering::SeqCst) {
-            self.schedule(now() + GATHER);
-        }
-    }
-
-    /// Tells the machines of handles that were dropped.
-    fn drain_releases(&self) {
-        if !self.rrefs.releases.queue.is_empty() {
-            self.with_rrefs(|state| state.take_releases(&self.rrefs.releases));
-        }
-    }
-
-    /// Deadlines of held requests, and handles that were dropped.
-    pub(super) fn tick_rrefs(&self, now: Instant) {
-        if self.rrefs.releases.asked.swap(false, Ordering::SeqCst) {
-            self.drain_releases();
-            let unhurried = std::mem::take(&mut self.rrefs.state.lock().unhurried);
-            self.send_rrefs(unhurried);
-        }
-        self.expire_held(now);
-    }
-
     /// Messages about references that are not answered: outstanding, for a wave (TERM-1).
     pub(super) fn rrefs_outstanding(&self) -> usize {
         self.drain_releases();
@@ -413,44 +223,5 @@ impl State {
             }
         }
         (acts, dropped)
-    }
-
-    fn sent(&mut self, link: LinkId, forks: &[RRefDesc]) {
-        for desc in forks {
-            self.user.sent(desc.fork, link.0);
-            self.owner.sent(desc.fork, link.0);
-        }
-    }
-
-    fn take_releases(&mut self, releases: &Releases) {
-        while let Some(release) = releases.queue.pop() {
-            self.activity += 1;
-            match release {
-                Release::Fork(fork) => {
-                    self.failures.remove(&fork);
-                    self.user.release(fork);
-                }
-                Release::Hold(rref) => {
-                    self.failures.remove(&ForkId {
-                        creator: rref.creator,
-                        incarnation: rref.incarnation,
-                        local: rref.local,
-                    });
-                    self.owner.release(rref);
-                }
-            }
-        }
-    }
-
-    /// What is to be sent now. Nobody waits for the rest.
-    fn sends(&mut self, to: Life, message: RRefMessage) -> Option<Act> {
-        self.activity += 1;
-        match message {
-            RRefMessage::Accept { .. } | RRefMessage::Accepted { .. } | RRefMessage::Deleted { .. } => {
-                self.unhurried.push((to, message));
-                None
-            }
-            _ => Some(Act::Send(to, message)),
-        }
     }
 }
