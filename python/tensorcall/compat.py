@@ -66,13 +66,14 @@ def uninstall() -> None:
         _startup.disarm()
         if _journal is None:
             return
-        from .rpc import _agent, _futures
+        from .rpc import _agent, _futures, _profiling
 
         if _agent.is_set():
             raise RuntimeError("tensorcall cannot be uninstalled while its agent runs: call shutdown first")
         _undo(_journal)
         _journal = None
         _futures.unpatch()
+        _profiling.unpatch()
 
 
 def _refuse_if_running() -> None:
@@ -92,7 +93,7 @@ def _refuse_if_running() -> None:
 
 
 def _replace(journal: Journal) -> None:
-    from .rpc import _futures
+    from .rpc import _futures, _profiling
 
     theirs = _loaded()
     ours = {name: module for name in theirs if (module := _counterpart(name)) is not None}
@@ -109,6 +110,7 @@ def _replace(journal: Journal) -> None:
     _rebind(journal, counterparts, theirs)
     sys.meta_path = [_Aliases(), *sys.meta_path]
     _futures.patch()
+    _profiling.patch()
 
 
 def _loaded() -> dict[str, ModuleType]:

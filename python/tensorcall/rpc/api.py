@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch.futures
 from typing_extensions import ParamSpec
 
-from . import _agent, _call, _fork, _rref
+from . import _agent, _call, _fork, _profiling, _rref
 from ._agent import TensorPipeAgent
 from ._agent import enable_gil_profiling as enable_gil_profiling
 from ._futures import Future
@@ -127,6 +127,12 @@ def rpc_sync(
     Raises:
         RuntimeError: on timeout or if `to` is gone. An exception raised by `func` is re-raised here.
     """
+    profiler = _profiling.current()
+    run = _rpc_sync if profiler is None else profiler.rpc_sync
+    return run(to, func, args, kwargs, timeout)
+
+
+def _rpc_sync(to: Any, func: Any, args: Any, kwargs: Any, timeout: float) -> Any:
     call = _call.start(_agent._current, to, func, args, kwargs, timeout, _default_pickler, waits=True)
     try:
         call.wait(None)
@@ -160,6 +166,12 @@ def rpc_async(
     Raises:
         Exception: the arguments cannot be sent. What goes wrong later arrives through the future.
     """
+    profiler = _profiling.current()
+    run = _rpc_async if profiler is None else profiler.rpc_async
+    return run(to, func, args, kwargs, timeout)
+
+
+def _rpc_async(to: Any, func: Any, args: Any, kwargs: Any, timeout: float) -> Future[Any]:
     call = _call.start(_agent._current, to, func, args, kwargs, timeout, _default_pickler)
     future: Future[Any] = Future(call=call)
     if hasattr(_thread_local_var, "future_list"):
@@ -192,6 +204,12 @@ def remote(
     Raises:
         Exception: the arguments cannot be sent. What goes wrong later is raised when the value is used.
     """
+    profiler = _profiling.current()
+    run = _remote if profiler is None else profiler.remote
+    return run(to, func, args, kwargs, timeout)
+
+
+def _remote(to: Any, func: Any, args: Any, kwargs: Any, timeout: float) -> RRef[Any]:
     return _rref.remote(_agent._current, to, func, args, kwargs, timeout, _default_pickler)
 
 

@@ -61,10 +61,10 @@ class Worker(Handler):
             raise KeyError("pickled")
         return super().run_pickled_here(payload, tensors, rrefs, caller)
 
-    def dump_result(self, obj: object) -> Any:
+    def dump_result(self, obj: object, caller: int) -> Any:
         if obj == "given":
             return 1, b"given", [], self.given
-        return super().dump_result(obj)
+        return super().dump_result(obj, caller)
 
     def run_value(self, function: Any, args: Any, kwargs: Any, caller: int) -> Any:
         return function(*args, **kwargs)

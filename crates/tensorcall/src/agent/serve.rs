@@ -120,6 +120,11 @@ impl Responder {
         self.creates.is_some()
     }
 
+    /// Who asked.
+    pub fn caller(&self) -> Rank {
+        self.key.peer
+    }
+
     /// Whether nobody wants the answer any more: the caller cancelled the call or is gone. A function
     /// that takes long may look now and then.
     pub fn is_cancelled(&self) -> bool {
