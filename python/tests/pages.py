@@ -60,6 +60,8 @@ def fault(program: Program, folder: Path) -> str | None:
     )
     if done.returncode != 0:
         return f"{program} ended with {done.returncode}\n{done.stdout}{done.stderr}"
+    if done.stderr:
+        return f"{program} wrote to stderr\n{done.stderr}"
     if program.output is not None and done.stdout != program.output:
         return f"{program} printed\n{done.stdout}and not\n{program.output}"
     return None

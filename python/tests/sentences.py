@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 GAP = "…"
-_WORDS = 3
+_WORDS = 2
 
 
 class Sentence(NamedTuple):

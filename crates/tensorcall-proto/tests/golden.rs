@@ -75,6 +75,7 @@ fn small_call() -> (FrameHeader, Descriptor, Vec<u8>) {
     (header, descriptor, payload)
 }
 
+/// LOG row 103.
 #[test]
 fn frame_of_a_small_call() {
     let (header, descriptor, payload) = small_call();

@@ -2,7 +2,7 @@
 //!
 //! Events come up on the reactor, which must not enter Python (NET-1): they are put in a bounded queue,
 //! and a thread of the pool hands them to Python. `TENSORCALL_LOG` sets the level: `error`, `warn` (the
-//! default), `info`, `debug` or `trace`. What does not fit the queue is counted and dropped.
+//! default), `info`, `debug` or `trace`; `rpc/_log.py` has the logger let it through. What does not fit the queue is counted and dropped.
 
 use std::fmt::{self, Write as _};
 use std::sync::Once;
@@ -39,7 +39,7 @@ fn queued() -> &'static ArrayQueue<(Level, String)> {
 
 #[expect(clippy::disallowed_methods, reason = "the level is this module's own setting")]
 fn level() -> Level {
-    std::env::var("TENSORCALL_LOG").ok().and_then(|text| text.parse().ok()).unwrap_or(Level::WARN)
+    std::env::var("TENSORCALL_LOG").ok().and_then(|text| text.trim().parse().ok()).unwrap_or(Level::WARN)
 }
 
 struct Forward {
@@ -48,7 +48,9 @@ struct Forward {
 
 impl Subscriber for Forward {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() <= self.level && metadata.target().starts_with("tensorcall")
+        // This crate's own name begins with an underscore.
+        let target = metadata.target().trim_start_matches('_');
+        *metadata.level() <= self.level && target.starts_with("tensorcall")
     }
 
     fn event(&self, event: &Event<'_>) {

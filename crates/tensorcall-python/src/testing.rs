@@ -10,7 +10,7 @@ use tensorcall_proto::wire::TensorDesc;
 
 use crate::tensor::{Path, TensorWriter, TorchApi, read_tensors_by};
 use crate::value::{self, Plain};
-use crate::{gil, user_code};
+use crate::{gil, log, user_code};
 
 /// Adds the submodule to the extension.
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -23,6 +23,7 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     testing.add_function(wrap_pyfunction!(nanoseconds, &testing)?)?;
     testing.add_function(wrap_pyfunction!(call_from_thread, &testing)?)?;
     testing.add_function(wrap_pyfunction!(call_on_thread, &testing)?)?;
+    testing.add_function(wrap_pyfunction!(warn, &testing)?)?;
     module.add_submodule(&testing)
 }
 
@@ -180,4 +181,13 @@ fn call_on_thread(py: Python<'_>, function: Py<PyAny>) -> PyResult<Py<PyAny>> {
     let call = move || gil::inside(|py| user_code::call(function.bind(py), ()).map(Bound::unbind));
     gil::outside(py, || std::thread::spawn(call).join())
         .map_err(|_| PyValueError::new_err("the thread panicked"))?
+}
+
+/// Has the Rust side warn `count` times, without leaving Python: nothing is taken from the queue meanwhile.
+#[pyfunction]
+fn warn(count: u32) {
+    log::install();
+    for number in 0..count {
+        tracing::warn!(number, "a warning of {}%", 100);
+    }
 }

@@ -53,6 +53,7 @@ fn is_full(agent: &Agent, to: u32, function: &str) -> bool {
     matches!(agent.try_call(rank(to), request(function, b"", Some(SOON))), Err(CallError::Full(_)))
 }
 
+/// LOG row 11.
 #[test]
 fn a_call_beyond_the_window_waits_until_another_one_ends() {
     for kind in Kind::ALL {

@@ -17,6 +17,7 @@ use tensorcall::transport::Address;
 mod serial {
     use super::*;
 
+    /// LOG row 52.
     #[test]
     fn an_agent_without_a_descriptor_for_a_connection_waits_without_noise_and_then_takes_it() {
         let log = Log::listen();

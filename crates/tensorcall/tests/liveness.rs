@@ -61,6 +61,7 @@ fn a_peer_that_gives_no_sign_of_life_is_lost_within_the_limit() {
     }
 }
 
+/// LOG row 14.
 #[test]
 fn a_peer_that_answers_pings_is_alive_however_long_it_takes() {
     let (agent, mut wire) = played_peer(Kind::Tcp, |config| {
@@ -87,6 +88,7 @@ fn a_peer_that_answers_pings_is_alive_however_long_it_takes() {
     assert!(finish(&answering) > 3);
 }
 
+/// LOG row 20.
 #[test]
 fn a_worker_that_computes_for_long_is_alive() {
     let computing = || {
@@ -110,6 +112,7 @@ fn a_worker_that_computes_for_long_is_alive() {
 }
 
 /// While bulk goes one way a ping of the other side still gets its answer.
+/// LOG row 22.
 #[test]
 fn a_worker_that_only_receives_for_long_is_alive() {
     let adjust = |config: &mut AgentConfig| {
@@ -139,6 +142,7 @@ fn through_proxy(from: usize, functions: impl Fn() -> Functions) -> (Vec<Agent>,
     (agents, proxy)
 }
 
+/// LOG row 37.
 #[test]
 fn a_connection_that_breaks_fails_its_calls_and_the_next_call_makes_a_new_one() {
     let gate = Gate::default();
@@ -168,6 +172,7 @@ fn a_connection_that_breaks_fails_its_calls_and_the_next_call_makes_a_new_one() 
     leave_together(agents);
 }
 
+/// LOG row 37.
 #[test]
 fn calls_the_other_way_do_not_notice_a_broken_connection() {
     let (agents, proxy) = through_proxy(0, echo);
@@ -210,6 +215,7 @@ fn a_group_becomes_quiet_although_its_messages_are_lost_with_a_connection() {
     }
 }
 
+/// LOG row 35.
 #[test]
 fn a_loss_ends_what_the_lost_worker_had_asked_for() {
     let gate = Gate::default();
@@ -233,6 +239,7 @@ fn a_loss_ends_what_the_lost_worker_had_asked_for() {
 }
 
 /// Every address is tried, and the error tells how each of them failed.
+/// LOG row 39.
 #[test]
 fn the_loss_of_a_worker_that_never_listened_tells_of_every_address() {
     let agents = strangers(Kind::Tcp, 1, |_| {}, echo);
@@ -245,4 +252,26 @@ fn the_loss_of_a_worker_that_never_listened_tells_of_every_address() {
 
     assert!(both.iter().all(|address| text.contains(&address.to_string())), "{text}");
     assert!(text.matches("refused").count() == 2, "{text}");
+}
+
+/// LOG rows 49 and 50: what does not connect is passed over, whatever it promised.
+#[test]
+fn an_address_that_does_not_connect_is_passed_over_for_the_next() {
+    let agents = strangers(Kind::Tcp, 2, |_| {}, echo);
+    let infos: Vec<_> = agents.iter().map(info).collect();
+    for agent in &agents {
+        let seen = infos.iter().map(|info| {
+            let mut info = info.clone();
+            let reachable = info.addresses.pop().unwrap();
+            // Nobody listens there any more: the listener ends with the statement.
+            info.addresses = Kind::SOCKETS.map(|kind| Listener::new(kind, &info).1).to_vec();
+            info.addresses.push(reachable);
+            info
+        });
+        agent.open(seen.collect()).unwrap();
+    }
+
+    assert_eq!(ask(&agents[0], 1, "echo", b"by the last").unwrap(), b"by the last");
+
+    leave_together(agents);
 }

@@ -79,6 +79,7 @@ mod serial {
         everybody_leaves_while_nested_calls_are_under_way(Kind::Unix, 8);
     }
 
+    /// LOG row 52.
     #[test]
     fn a_hundred_workers_in_memory_meet_call_one_of_them_and_leave_in_twenty_seconds() {
         let start = now();

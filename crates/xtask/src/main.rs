@@ -22,6 +22,7 @@ mod process;
 mod project;
 mod python;
 mod setup;
+mod soak;
 mod stamp;
 mod stubs;
 mod tally;
@@ -82,6 +83,12 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
+    /// Call a million times and see whether memory, descriptors or threads grow; arguments go to
+    /// `python/benches/soak.py`.
+    Soak {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
     /// Fuzz one target (needs `cargo install cargo-fuzz`); arguments go to the fuzzer.
     Fuzz {
         target: String,
@@ -128,6 +135,10 @@ fn main() -> ExitCode {
         Command::Bench { args } => {
             setup::add(&mut plan, &project);
             bench::add(&mut plan, &project, args);
+        }
+        Command::Soak { args } => {
+            setup::add(&mut plan, &project);
+            soak::add(&mut plan, &project, args);
         }
         Command::Fuzz { target, args } => fuzz::add(&mut plan, &project, target, args),
     }

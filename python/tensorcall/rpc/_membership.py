@@ -29,7 +29,7 @@ from urllib.parse import urlparse
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from .. import _tensorcall
-from . import _agent, api
+from . import _agent, _log, api
 from ._handler import Handler
 from ._waiting import interruptible
 from ._worker import WorkerInfo
@@ -98,6 +98,7 @@ def join(
         RuntimeError: a name is not unique or not a name, two workers claim one rank, the workers
             have different secrets, somebody did not come in time. No agent is set then.
     """
+    _log.configure()
     deadline = Deadline.of_rendezvous(options.rpc_timeout)
     keys = keys_of(store)
     meeting = _Meeting(keys, rank, world_size, deadline)

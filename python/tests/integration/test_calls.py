@@ -194,4 +194,5 @@ def flood(worker: Worker) -> bool:
 
 
 def test_thousands_of_calls_in_flight_all_come_back(group: Group) -> None:
+    """LOG row 11."""
     assert group.run(flood, serve)[0]

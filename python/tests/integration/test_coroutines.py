@@ -90,7 +90,8 @@ def serve_with_one_thread(worker: Worker) -> None:
         pass
 
 
-def test_a_coroutine_that_waits_holds_no_thread(group: Group) -> None:  # LOG.md 86
+def test_a_coroutine_that_waits_holds_no_thread(group: Group) -> None:
+    """LOG row 86."""
     seen = group.run(outnumber_the_threads, serve_with_one_thread)[0]
 
     assert seen == [str(i) for i in range(50)]

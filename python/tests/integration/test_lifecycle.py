@@ -66,6 +66,7 @@ def close_twice(worker: Worker) -> str:
 
 
 def test_an_agent_may_be_closed_again_and_makes_no_calls_then(group: Group) -> None:
+    """LOG row 10."""
     said, _ = group.run(close_twice, serve)
 
     assert "shut down" in said

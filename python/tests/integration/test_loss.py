@@ -64,6 +64,7 @@ def witness(worker: Worker) -> dict[str, object]:
 def test_killing_a_worker_fails_its_calls_within_two_seconds_and_harms_nobody_else(
     group: Group,
 ) -> None:
+    """LOG row 33."""
     group.start(witness, serve, serve)
     group.hear(0)
     group.kill(1)

@@ -42,6 +42,7 @@ def same_name(worker: Worker) -> tuple[str, bool]:
 
 
 def test_two_workers_of_one_name_are_told_so(group: Group) -> None:
+    """LOG row 47."""
     for text, agent_is_set in group.run(same_name, same_name):
         assert "same is not unique" in text
         assert not agent_is_set
@@ -57,6 +58,7 @@ def bad_rank(worker: Worker) -> tuple[float, str, bool]:
 
 @on_tensorcall
 def test_a_rank_beyond_the_world_is_an_error_on_every_worker(group: Group) -> None:
+    """LOG row 48."""
     outcomes = group.run(bad_rank, bad_rank)
 
     for seconds, text, agent_is_set in outcomes:

@@ -60,6 +60,7 @@ def descend(worker: Worker, function: str) -> int | None:
 
 @pytest.mark.parametrize("function", ["by_rpc_sync", "by_wait", "by_wait_all", "by_callback"])
 def test_one_thread_each_is_enough_to_nest_fifty_deep(group: Group, function: str) -> None:
+    """LOG row 85."""
     depths = group.run(descend, descend, arguments=(function,))
 
     assert depths[0] == DEPTH
@@ -104,6 +105,7 @@ def exhaust(worker: Worker) -> tuple[str, int] | None:
 
 
 def test_at_the_cap_of_threads_a_call_fails_clearly_and_later_calls_work(group: Group) -> None:
+    """LOG row 85."""
     group.environment["TENSORCALL_MAX_THREADS"] = "8"
 
     outcomes = group.run(exhaust, exhaust)

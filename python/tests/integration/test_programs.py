@@ -1,4 +1,4 @@
-"""The programs of this project run: the example and the benchmark."""
+"""The programs of this project run: the example, the benchmark and the soak."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def run(*arguments: str) -> str:
+def run(*arguments: str, limit: float = 50) -> str:
     """What a Python program prints, if it ends well."""
     done = subprocess.run(
         [sys.executable, *arguments],
@@ -20,7 +20,7 @@ def run(*arguments: str) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=50,
+        timeout=limit,
     )
     assert done.returncode == 0, done.stdout
     return done.stdout
@@ -28,6 +28,7 @@ def run(*arguments: str) -> str:
 
 @pytest.mark.slow
 def test_the_example_runs_unmodified() -> None:
+    """LOG row 1."""
     printed = run("-m", "tensorcall", "run", "examples/parallel_calls.py")
 
     assert "got torch.bfloat16 [2, 32, 100, 100] on cpu; main thread is in step" in printed
@@ -47,3 +48,12 @@ def test_the_benchmark_measures_both_engines_in_turn(tmp_path: Path) -> None:
     by_workload = {entry["workload"]: entry for entry in json.loads(figures.read_text())}
     assert set(by_workload) == {"L1", "C1", "C1 1 KiB"}
     assert all(set(entry["values"]) == {"torch", "tensorcall"} for entry in by_workload.values())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_nothing_grows_over_many_calls() -> None:
+    """LOG row 62: a short soak, with the bound of the long one; `cargo xtask soak` is that."""
+    printed = run("python/benches/soak.py", "--small", "30000", "--large", "500", limit=110)
+
+    assert printed.endswith("nothing grew\n"), printed

@@ -88,6 +88,7 @@ def send_dtypes(worker: Worker) -> list[str]:
 
 
 def test_every_dtype_makes_the_round_trip_bit_by_bit(group: Group) -> None:
+    """LOG row 76."""
     assert group.run(send_dtypes, serve)[0] == []
 
 
@@ -102,6 +103,7 @@ def send_layouts(worker: Worker) -> list[str]:
 
 
 def test_every_layout_makes_the_round_trip(group: Group) -> None:
+    """LOG row 68."""
     assert group.run(send_layouts, serve)[0] == []
 
 
@@ -140,6 +142,7 @@ def keep_a_view(worker: Worker) -> int:
 
 
 def test_a_view_travels_without_the_storage_behind_it(group: Group) -> None:
+    """LOG row 69."""
     if ENGINE == "torch":
         pytest.skip("torch may send the whole storage")
 
@@ -178,6 +181,7 @@ def send_grad(worker: Worker) -> tuple[bool, bool]:
 
 
 def test_requires_grad_and_parameters_arrive_as_they_were(group: Group) -> None:
+    """LOG row 74."""
     assert group.run(send_grad, serve)[0] == (True, True)
 
 
@@ -238,6 +242,7 @@ def send_kinds(worker: Worker) -> list[str]:
 
 
 def test_every_kind_makes_the_round_trip(group: Group) -> None:
+    """LOG row 68."""
     if ENGINE == "torch":
         pytest.skip("torch refuses some, and is ended by others")
 
@@ -340,6 +345,7 @@ def send_huge(worker: Worker) -> tuple[Any, int]:
 @pytest.mark.slow
 @pytest.mark.timeout(150)
 def test_a_tensor_of_more_than_two_to_the_31_bytes_arrives(group: Group) -> None:
+    """LOG row 22."""
     group.deadline += 100
 
     found, peak = group.run(send_huge, serve)[0]

@@ -60,6 +60,7 @@ def serve_and_release(worker: Worker) -> None:
 
 
 def test_calls_end_at_their_limit_and_late_replies_do_no_harm(group: Group) -> None:
+    """LOG row 15."""
     group.start(fall_behind, serve_and_release)
     group.hear(0)
     group.tell(1, "release")
@@ -89,6 +90,7 @@ def set_default(worker: Worker) -> list[object]:
 
 
 def test_the_default_limit_can_be_changed(group: Group) -> None:
+    """LOG row 20."""
     seen = group.run(set_default, serve)[0]
 
     assert seen[:2] == [30, 0.2]

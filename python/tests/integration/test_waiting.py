@@ -155,6 +155,7 @@ def limits(worker: Worker) -> list[tuple[float, str]]:
 
 
 def test_every_future_waits_no_longer_than_it_is_told(group: Group) -> None:
+    """LOG row 17."""
     for seconds, text in group.run(limits, serve)[0]:
         assert 0.15 < seconds < 1
         assert "0.2 s" in text
@@ -177,6 +178,7 @@ def stay(worker: Worker) -> None:
 
 
 def test_shutdown_takes_no_longer_than_it_is_told(group: Group) -> None:
+    """LOG row 2."""
     group.start(leave_alone, stay)
     group.hear(0)
     group.tell(1, "leave")
@@ -247,7 +249,8 @@ def serve_with_one_thread(worker: Worker) -> None:
     rpc.shutdown()
 
 
-def test_a_time_out_says_how_far_the_call_had_come(group: Group) -> None:  # LOG.md 19
+def test_a_time_out_says_how_far_the_call_had_come(group: Group) -> None:
+    """LOG row 19."""
     group.start(give_up, serve_with_one_thread)
     group.hear(0)
     group.tell(1, "release")

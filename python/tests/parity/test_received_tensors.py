@@ -229,6 +229,7 @@ def outcomes(folder: Path, engine: str) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.timeout(150)
 def test_every_use_comes_to_what_it_comes_to_with_torch(tmp_path: Path) -> None:
+    """LOG row 103."""
     ours = outcomes(tmp_path / "ours", "tensorcall")
     theirs = outcomes(tmp_path / "theirs", "torch")
 

@@ -125,6 +125,8 @@ def test_script_functions(alone, script):
 
 
 def test_local_functions_fail_at_once_and_by_name(alone):
+    """LOG row 99."""
+
     def local(x):
         return x
 
@@ -175,6 +177,7 @@ def test_tensors_on_other_devices_are_refused(alone):
 
 
 def test_exceptions_of_the_function_are_raised_here(alone):
+    """LOG row 32."""
     with pytest.raises(ValueError, match=r"(?s)On WorkerInfo.*in boom"):
         alone.rpc_sync("me", boom, args=("x",))
     future = alone.rpc_async("me", boom, args=("x",))

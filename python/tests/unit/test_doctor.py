@@ -33,6 +33,8 @@ def test_a_healthy_installation_is_said_to_be_one(capsys):
 
 
 def test_it_says_which_rule_chose_the_address(monkeypatch):
+    """LOG row 40."""
+
     def address(init_method="env://"):
         return findings(init_method)["address"][0]
 

@@ -28,6 +28,7 @@ DETAILS = {
     "crates/tensorcall-proto/src/connection.rs",
     "crates/tensorcall-proto/src/handshake/error.rs",
     "crates/tensorcall-proto/src/ids.rs",
+    "crates/tensorcall-proto/src/wire/descriptor.rs",
     "crates/tensorcall-proto/src/wire/dtype.rs",
     "crates/tensorcall-proto/src/wire/error.rs",
     "crates/tensorcall-proto/src/wire/tensor.rs",
@@ -35,12 +36,30 @@ DETAILS = {
 """What these say follows texts of the page, which has rows of its own for what a user can act on."""
 
 NOT_SAID = {
+    "all serve": "a key of the store",
+    "sign of life": "a label",
     "torch's stable C interface": "a name",
     "tensorcall secret of job …": "goes into a fingerprint",
-    "an unnamed address": "part of another text",
-    "an unknown address": "part of another text",
     "WorkerInfo(id=…, name=…)": "a repr",
-    "… for a local future": "part of another text",
+    "<torch function …>": "a repr",
+    **dict.fromkeys(
+        [
+            " and … more",
+            "of rank …",
+            "another process",
+            "an unknown address",
+            "an unnamed address",
+            "local process …",
+            "no secret",
+            "rank(s) … have …",
+            "the caller",
+            "the class ….…",
+            "the module …",
+            "… for a local future",
+            "… for worker '…'",
+        ],
+        "part of another text",
+    ),
 }
 
 

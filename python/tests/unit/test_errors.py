@@ -56,6 +56,7 @@ def arrive(handler, func, *args):
 
 
 def test_class_and_attributes_are_kept_and_the_text_names_the_worker(handler, capsys):
+    """LOG row 29."""
     error = arrive(handler, make_and_throw, TwoArgs, 42, "out of beans")
 
     assert type(error) is TwoArgs
@@ -78,6 +79,7 @@ def test_text_that_is_not_ascii_is_not_garbled(handler):
 
 
 def test_an_exception_with_other_arguments_keeps_them_and_has_the_text_as_its_cause(handler):
+    """LOG row 23."""
     error = arrive(handler, make_and_throw, OSError, 2, "no such thing", "path")
 
     assert type(error) is FileNotFoundError
@@ -116,6 +118,7 @@ def test_an_exception_that_does_not_pickle_is_made_anew_from_its_text(handler):
 
 
 def test_a_class_that_is_unknown_here_is_replaced_by_its_nearest_known_base():
+    """LOG row 24."""
     error = _remote_error.stand_in([("nowhere", "Odd"), ("builtins", "KeyError")], "text")
 
     assert isinstance(error, KeyError)
@@ -143,6 +146,7 @@ class Undumpable:
 
 
 def test_arguments_that_cannot_be_unpickled_are_an_error_that_names_the_node(handler):
+    """LOG row 25."""
     error = arrive(handler, max, Unloadable())
 
     assert type(error) is RuntimeError
@@ -150,6 +154,7 @@ def test_arguments_that_cannot_be_unpickled_are_an_error_that_names_the_node(han
 
 
 def test_a_result_that_cannot_be_pickled_is_an_error_with_the_original_text(handler):
+    """LOG row 25."""
     error = arrive(handler, Undumpable)
 
     assert type(error) is RuntimeError
@@ -218,6 +223,7 @@ def sent(handler, error):
 
 
 def test_attributes_and_notes_survive_a_class_whose_pickle_forgets_them(handler):
+    """LOG row 23."""
     error = TwoArgs(1, "x")
     error.extra = {"a": torch.ones(2)}
     error.add_note("look here")
@@ -266,6 +272,7 @@ def raise_within():
 
 
 def test_the_text_tells_the_cause_too(handler):
+    """LOG row 29."""
     error = arrive(handler, raise_from, KeyError("reason"))
 
     assert "KeyError: 'reason'" in str(error)
@@ -285,6 +292,7 @@ class Forgotten(ConnectionError):
 
 
 def test_a_class_that_the_caller_cannot_import_still_matches_its_bases(handler, monkeypatch):
+    """LOG row 24."""
     payload = handler.dump_exception(Forgotten("gone"))[1]
     monkeypatch.delattr(sys.modules[Forgotten.__module__], "Forgotten")
 
@@ -312,7 +320,8 @@ def logged(caplog, text):
     return caplog.text.count(text)
 
 
-def test_an_error_that_nobody_looked_at_is_logged_once(alone, caplog):  # LOG.md 26
+def test_an_error_that_nobody_looked_at_is_logged_once(alone, caplog):
+    """LOG row 26."""
     alone.rpc_async("me", make_and_throw, args=(ValueError, "let go while pending"))
     settled(alone, alone.rpc_async("me", make_and_throw, args=(ValueError, "let go when done")))
 

@@ -165,6 +165,7 @@ def test_a_restart_by_torchrun_does_not_meet_the_keys_of_the_first_run(monkeypat
 
 
 def test_workers_listen_where_the_others_meet(monkeypatch):
+    """LOG row 39."""
     monkeypatch.delenv("TENSORCALL_ADDR", raising=False)
     monkeypatch.setenv("MASTER_ADDR", "localhost")
 

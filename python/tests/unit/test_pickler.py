@@ -63,6 +63,7 @@ def test_parameters_stay_parameters_and_their_data_goes_to_the_table():
     ],
 )
 def test_sparse_tensors_are_sent_by_their_parts(make, requires_grad):
+    """LOG row 68."""
     tensor = make().requires_grad_(requires_grad)
 
     payload, tensors = serialize([tensor])

@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 
-use crate::sync::Mutex;
 use tensorcall_proto::ids::{Incarnation, Rank};
 use tensorcall_proto::serving::RequestKey;
+
+use crate::sync::Mutex;
 
 type Told = Box<dyn FnOnce() + Send>;
 

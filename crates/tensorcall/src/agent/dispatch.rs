@@ -106,7 +106,7 @@ impl Inner {
             Message::RRef(message) => self.rref_message(peer.life(), message, None),
             Message::Goodbye { .. } => self.peer_left(peer, true),
             Message::Call(_) | Message::Cancel { .. } => {
-                tracing::warn!(peer = %peer.info.identity, "request on a link of ours ignored");
+                tracing::warn!(peer = %peer.info.identity, kind = "request", "request on a link of ours ignored");
             }
         }
     }
@@ -128,7 +128,7 @@ impl Inner {
                 }
             }
             Message::Reply(_) | Message::Progress { .. } => {
-                tracing::warn!(%peer, "answer on a link of a peer ignored");
+                tracing::warn!(%peer, kind = "answer", "answer on a link of a peer ignored");
             }
         }
     }
@@ -146,7 +146,7 @@ impl Inner {
                 }
             }
             let Some(ticket) = finished else {
-                tracing::debug!(peer = %peer.info.identity, id = %reply.id, "late reply dropped");
+                tracing::debug!(peer = %peer.info.identity, message_id = %reply.id, kind = "reply", "late reply dropped");
                 return None;
             };
             self.forks_arrived(&ticket.forks);

@@ -29,7 +29,7 @@ use crate::sync::{Condvar, Mutex, MutexGuard};
 /// A nested call starts without a place after the pool has been still for this long.
 const STALL: Duration = Duration::from_millis(20);
 /// A thread beyond the number of places ends after it was idle for this long.
-const LINGER: Duration = Duration::from_secs(5);
+const LINGER: Duration = Duration::from_millis(if cfg!(test) { 200 } else { 5000 });
 
 /// Wraps the life of each pool thread, for languages in which a thread has to sign in.
 pub trait ThreadHook: Send + Sync {
@@ -87,6 +87,8 @@ struct State {
     open: bool,
     stopping: bool,
     threads: usize,
+    /// Those of them that have decided to end.
+    ending: usize,
     /// Threads made that have not yet looked for work.
     starting: usize,
     /// What wakes each idle thread that has not been told to look for work. The last one that fell idle
@@ -363,6 +365,7 @@ impl Shared {
                 return Work::Task(task);
             }
             if state.stopping {
+                state.ending += 1;
                 return Work::End;
             }
             if let Some(job) = self.take_request(&mut state) {
@@ -381,9 +384,10 @@ impl Shared {
                 None => state.signaled -= 1,
             }
             if timed_out
-                && state.threads > self.config.places
+                && state.threads - state.ending > self.config.places
                 && self.startable(&state) + state.tasks.len() == 0
             {
+                state.ending += 1;
                 return Work::End;
             }
         }
@@ -406,6 +410,7 @@ impl Shared {
     fn thread_ended(self: &Arc<Self>) {
         let mut state = self.state.lock();
         state.threads -= 1;
+        state.ending = state.ending.saturating_sub(1);
         // Work that came since this thread decided to end may have found the cap reached.
         self.kick(&mut state);
         drop(state);
@@ -551,6 +556,16 @@ mod tests {
         }
     }
 
+    /// As threads are that have signed in to Python.
+    struct SlowToEnd;
+
+    impl ThreadHook for SlowToEnd {
+        fn run(&self, body: &mut (dyn FnMut() + Send)) {
+            body();
+            std::thread::park_timeout(Duration::from_millis(50));
+        }
+    }
+
     const SOON: Duration = Duration::from_secs(20);
 
     fn pool(places: usize, max_threads: usize) -> Pool {
@@ -604,6 +619,32 @@ mod tests {
         go_b.send(()).unwrap();
 
         assert_eq!(c.recv_timeout(SOON), Ok(None));
+    }
+
+    #[test]
+    fn threads_of_a_burst_end_but_as_many_as_there_are_places_stay() {
+        let hook = Arc::new(SlowToEnd);
+        let pool = Pool::new(PoolConfig { places: 4, max_threads: 40, hook });
+        pool.open();
+        let (ended, ends) = mpsc::channel::<()>();
+        let meeting = Arc::new(std::sync::Barrier::new(30));
+        for _ in 0..30 {
+            let (meeting, ended) = (Arc::clone(&meeting), ended.clone());
+            pool.spawn(Box::new(move || {
+                meeting.wait();
+                drop(ended);
+            }));
+        }
+        drop(ended);
+        assert!(ends.recv_timeout(SOON).is_err(), "all ran");
+
+        // They become idle at about the same moment, so all look at the count at about the same moment.
+        let mut state = pool.0.state.lock();
+        let limit = now() + SOON;
+        while state.threads > 4 && !pool.0.ended.wait_until(&mut state, limit).timed_out() {}
+        pool.0.ended.wait_for(&mut state, LINGER);
+
+        assert_eq!(state.threads, 4);
     }
 
     #[test]

@@ -254,7 +254,7 @@ impl Inner {
             }
         };
         if let Err(duplicate) = self.serving.lock().admit(key, deadline, ()) {
-            tracing::warn!(peer = %caller, %duplicate, "request ignored");
+            tracing::warn!(peer = %caller, message_id = %key.id, kind = "call", %duplicate, "request ignored");
             return;
         }
         self.look_for_slow_requests();
