@@ -1,3 +1,4 @@
 //! What the fuzz targets do, apart from fuzzing.
 
 pub mod bodies;
+pub mod operations;

@@ -6,12 +6,10 @@ import json
 import os
 import platform
 import resource
-import socket
 import stat
 import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
-from urllib.parse import urlparse
 
 from . import __version__, _startup
 
@@ -126,15 +124,10 @@ def _addresses(init_method: str) -> Iterator[Finding]:
     from . import _tensorcall
     from .rpc import _membership
 
-    why = _why(init_method)
-    if (meeting := _meeting_place(init_method)) is not None:
-        try:
-            socket.getaddrinfo(meeting, None)
-        except OSError as error:
-            yield Finding("WRONG", "address", f"{meeting}, where the workers meet, is not known: {error}")
-            return
+    why = ""
     try:
-        host = _membership._listen_host(init_method)
+        host = _membership.meeting_host(init_method)
+        ip, why = _tensorcall.listening(host)
         agent = _tensorcall.Agent(
             "doctor",
             0,
@@ -145,7 +138,7 @@ def _addresses(init_method: str) -> Iterator[Finding]:
             handler=object(),
         )
     except Exception as error:
-        yield Finding("WRONG", "address", f"{why}: {error}")
+        yield Finding("WRONG", "address", f"{ip}, {why}: {error}" if why else str(error))
         return
     try:
         addresses: list[str] = json.loads(agent.contact())["addresses"]
@@ -159,26 +152,6 @@ def _addresses(init_method: str) -> Iterator[Finding]:
             yield Finding(
                 "ok", "address", f"{place.rpartition(':')[0]}: {why}; each worker takes a free port"
             )
-
-
-def _why(init_method: str) -> str:
-    """Which rule chooses the address; the order is that of the rendezvous."""
-    for variable, meaning in (("TENSORCALL_ADDR", "the address"), ("TENSORCALL_IFACE", "the interface")):
-        if os.environ.get(variable):
-            return f"{meaning} that {variable}={os.environ[variable]} names"
-    scheme, meeting = urlparse(init_method).scheme, _meeting_place(init_method)
-    if scheme == "file":
-        return f"loopback, since {init_method} is a file of this host"
-    if meeting is None:
-        return "loopback, since " + (
-            "MASTER_ADDR is not set" if scheme == "env" else f"{init_method} names no host"
-        )
-    return f"the local address that routes to {meeting}, where the workers meet"
-
-
-def _meeting_place(init_method: str) -> str | None:
-    url = urlparse(init_method)
-    return os.environ.get("MASTER_ADDR") or None if url.scheme == "env" else url.hostname
 
 
 def _secret() -> Iterator[Finding]:

@@ -15,15 +15,19 @@ use tensorcall_proto::wire::{
 #[expect(unreachable_pub, reason = "in the fuzz crate it is public")]
 #[path = "../../../fuzz/src/bodies.rs"]
 mod bodies;
+#[expect(unreachable_pub, reason = "in the fuzz crate it is public")]
+#[path = "../../../fuzz/src/operations.rs"]
+mod operations;
 
 type Body = fn(&[u8]);
 
-const TARGETS: [(&str, Body); 5] = [
+const TARGETS: [(&str, Body); 6] = [
     ("frame", bodies::frame),
     ("message", bodies::message),
     ("value", bodies::value),
     ("handshake", bodies::handshake),
     ("connection", bodies::connection),
+    ("rref", operations::rref),
 ];
 
 fn corpus(target: &str) -> PathBuf {
@@ -95,7 +99,32 @@ fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
     add("value", values());
     add("handshake", handshakes());
     add("connection", connections());
+    add("rref", lists_of_operations());
     seeds
+}
+
+/// What may happen to references, as `operations::rref` reads it.
+fn lists_of_operations() -> Vec<(&'static str, Vec<u8>)> {
+    let (create, share, release, deliver, repeat, cut, misfortune) = (0, 1, 2, 3, 5, 6, 7);
+    let list = |operations: &[(u8, u8)]| {
+        operations.iter().map(|(operation, about)| operation << 5 | about).collect::<Vec<u8>>()
+    };
+    // Worker 1 creates, and shares with worker 2 by its first handle.
+    let created = [(create, 1), (deliver, 0), (deliver, 0)];
+    let shared = [&created[..], &[(share, 2), (deliver, 0), (deliver, 0)]].concat();
+    vec![
+        ("remote", list(&created)),
+        ("to-a-third", list(&shared)),
+        ("released-while-pending", list(&[&created[..], &[(share, 2), (release, 0), (deliver, 0)]].concat())),
+        ("fork-before-creation", list(&[(create, 1), (share, 2), (deliver, 1), (deliver, 1), (release, 1)])),
+        ("back-to-the-owner", list(&[&created[..], &[(share, 0), (release, 0), (deliver, 0)]].concat())),
+        ("to-oneself", list(&[&created[..], &[(share, 1), (deliver, 0), (release, 0)]].concat())),
+        ("owner-shares", list(&[(create, 0), (share, 1), (share, 0), (release, 0), (deliver, 0)])),
+        ("given-up", list(&[(create, 1), (misfortune, 0), (release, 0), (deliver, 1), (deliver, 0)])),
+        ("said-twice", list(&[&shared[..], &[(repeat, 0), (deliver, 0), (release, 1)]].concat())),
+        ("link-breaks", list(&[&created[..], &[(share, 2), (cut, 5), (release, 0), (cut, 1)]].concat())),
+        ("worker-is-lost", list(&[&shared[..], &[(misfortune, 31), (release, 0)]].concat())),
+    ]
 }
 
 fn frames() -> Vec<(&'static str, Vec<u8>)> {

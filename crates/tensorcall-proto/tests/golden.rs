@@ -203,11 +203,12 @@ fn messages_about_references() {
     check("fork", RRefMessage::Fork { rref, fork }, "06 00 01 ac 02 04 01 ac 02 05 00 00 00 00");
     check("known", RRefMessage::Known { fork, alive: true }, "06 01 01 ac 02 05 01 00 00 00 00");
     check("accept", RRefMessage::Accept { fork }, "06 02 01 ac 02 05 00 00 00 00");
-    check("delete", RRefMessage::Delete { fork }, "06 03 01 ac 02 05 00 00 00 00");
-    check("deleted", RRefMessage::Deleted { fork }, "06 04 01 ac 02 05 00 00 00 00");
-    check("rescind", RRefMessage::Rescind { fork }, "06 05 01 ac 02 05 00 00 00 00");
-    check("unknown", RRefMessage::Unknown { fork }, "06 06 01 ac 02 05 00 00 00 00");
-    check("ask-again", RRefMessage::AskAgain, "06 07 00 00 00 00");
+    check("accepted", RRefMessage::Accepted { fork }, "06 03 01 ac 02 05 00 00 00 00");
+    check("delete", RRefMessage::Delete { fork }, "06 04 01 ac 02 05 00 00 00 00");
+    check("deleted", RRefMessage::Deleted { fork }, "06 05 01 ac 02 05 00 00 00 00");
+    check("rescind", RRefMessage::Rescind { fork }, "06 06 01 ac 02 05 00 00 00 00");
+    check("unknown", RRefMessage::Unknown { fork }, "06 07 01 ac 02 05 00 00 00 00");
+    check("ask-again", RRefMessage::AskAgain, "06 08 00 00 00 00");
 }
 
 #[test]

@@ -82,6 +82,7 @@ fn any_rref_message() -> impl Strategy<Value = RRefMessage> {
         (any_fork(), any::<bool>()).prop_map(|(fork, alive)| RRefMessage::Known { fork, alive }),
         any_fork().prop_map(|fork| RRefMessage::Accept { fork }),
         Just(RRefMessage::AskAgain),
+        any_fork().prop_map(|fork| RRefMessage::Accepted { fork }),
         any_fork().prop_map(|fork| RRefMessage::Delete { fork }),
         any_fork().prop_map(|fork| RRefMessage::Deleted { fork }),
         any_fork().prop_map(|fork| RRefMessage::Rescind { fork }),

@@ -10,7 +10,9 @@ use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 use tensorcall::body::Body;
 use tensorcall::proto::ids::{Rank, WorkerName};
 use tensorcall::proto::wire::message::{Encoding, FunctionRef};
-use tensorcall::{AgentConfig, CallError, ErrorKind, Faults, Handler, PeerInfo, Request, RpcFuture};
+use tensorcall::{
+    AgentConfig, CallError, ErrorKind, Faults, Handler, Listening, PeerInfo, Request, RpcFuture,
+};
 
 use crate::call::{Call, Route, wait_in_slices};
 use crate::error::to_python;
@@ -323,6 +325,19 @@ impl Agent {
 fn peer_info(name: &str, rank: u32, contact: &str) -> PyResult<PeerInfo> {
     let name = WorkerName::parse(name).map_err(|error| PyValueError::new_err(error.to_string()))?;
     PeerInfo::from_contact(name, to_rank(rank)?, contact).map_err(|error| to_python(&error))
+}
+
+/// Where an agent would listen whose workers meet at `host`, and why there.
+pub(crate) fn listening(py: Python<'_>, host: Option<String>) -> PyResult<(String, String)> {
+    let choose = || {
+        let name = WorkerName::parse("nobody").map_err(|error| error.to_string())?;
+        let rank = Rank::new(0).ok_or("0 is not a rank")?;
+        let mut config = AgentConfig::new(name, rank);
+        config.rendezvous_host = host;
+        config.with_environment().and_then(|config| config.listening()).map_err(|error| error.to_string())
+    };
+    let Listening { ip, why } = outside(py, choose).map_err(PyRuntimeError::new_err)?;
+    Ok((ip.to_string(), why))
 }
 
 fn to_rank(rank: u32) -> PyResult<Rank> {

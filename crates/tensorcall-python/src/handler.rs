@@ -2,13 +2,16 @@
 
 use std::any::Any;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use pyo3::exceptions::PyValueError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 use tensorcall::body::{Body, Received};
 use tensorcall::proto::wire::message::{Encoding, FailureKind};
+use tensorcall::proto::wire::tensor::{Device, DeviceKind};
 use tensorcall::{Handler, InboundCall, Responder, ThreadHook};
 
 use crate::gil::{self, inside, outside};
@@ -62,6 +65,14 @@ enum Outcome {
     Later(Py<Later>),
 }
 
+/// Some caller's device map moves tensors that are in main memory: only Python knows whose and where to.
+static PLACES_TENSORS: AtomicBool = AtomicBool::new(false);
+
+/// Whether results with tensors are all packed by Python, which places them on devices.
+pub(crate) fn place_tensors(flag: bool) {
+    PLACES_TENSORS.store(flag, Ordering::Relaxed);
+}
+
 /// Encodings as the handler object numbers them.
 const RAISED: u8 = 2;
 
@@ -97,9 +108,10 @@ impl Handler for PyHandler {
         }
     }
 
-    fn fetch(&self, value: Arc<dyn Any + Send + Sync>, _: InboundCall, responder: Responder) {
+    fn fetch(&self, value: Arc<dyn Any + Send + Sync>, call: InboundCall, responder: Responder) {
         let answer = inside(|py| {
-            let packed = KeptObject::of(py, &*value).and_then(|object| self.pack(py, &object));
+            let caller = call.caller.rank.get();
+            let packed = KeptObject::of(py, &*value).and_then(|object| self.pack(py, &object, caller));
             drop(value);
             Answer::of(py, packed)
         });
@@ -156,7 +168,7 @@ impl PyHandler {
             return self.kept_outcome(py, result);
         }
         match result {
-            Ok(result) => later_or(&result, |result| self.pack(py, result)),
+            Ok(result) => later_or(&result, |result| self.pack(py, result, caller)),
             Err(error) => self.raised(py, error),
         }
     }
@@ -181,12 +193,13 @@ impl PyHandler {
         RRef::list(py, rrefs, &Arc::new(Self(self.0.clone_ref(py))))
     }
 
-    /// Packs a result: as plain data, or else as a pickle.
-    pub(crate) fn pack(&self, py: Python<'_>, result: &Bound<'_, PyAny>) -> PyResult<Answer> {
+    /// Packs a result for a caller: as plain data, or else as a pickle.
+    pub(crate) fn pack(&self, py: Python<'_>, result: &Bound<'_, PyAny>, caller: u16) -> PyResult<Answer> {
         let mut writer = TensorWriter::new(py)?;
         let mut payload = Vec::new();
-        if value::encode(result, &mut payload, &mut writer)? == Plain::No {
-            return pickled(&self.call(intern!(py, "dump_result"), (result,))?);
+        let plain = value::encode(result, &mut payload, &mut writer)?;
+        if plain == Plain::No || (!writer.is_empty() && PLACES_TENSORS.load(Ordering::Relaxed)) {
+            return pickled(&self.call(intern!(py, "dump_result"), (result, caller))?);
         }
         let (tensors, buffers) = writer.finish()?;
         let body = Body { payload, tensors, buffers, ..Body::default() };
@@ -230,12 +243,35 @@ pub(crate) fn pickled_body(
         return Ok(Body { payload, rrefs, ..Body::default() });
     }
     let mut writer = TensorWriter::new(tensors.py())?;
+    let mut places = Vec::new();
     for tensor in tensors {
+        // One that is not to stay in main memory comes with the device where it is to be.
+        let (tensor, place) = match tensor.cast_exact::<PyTuple>() {
+            Ok(pair) => pair.extract::<(Bound<'_, PyAny>, String)>()?,
+            Err(_) => (tensor, String::new()),
+        };
         // The pickle counts every occurrence, so that one object twice has two places.
         writer.push_again(&tensor)?;
+        places.push(place);
     }
-    let (tensors, buffers) = writer.finish()?;
+    let (mut tensors, buffers) = writer.finish()?;
+    for (desc, place) in tensors.iter_mut().zip(places).filter(|(_, place)| !place.is_empty()) {
+        desc.device = device_named(&place)?;
+    }
     Ok(Body { payload, tensors, buffers, rrefs })
+}
+
+/// A device by torch's name for it.
+fn device_named(place: &str) -> PyResult<Device> {
+    let index = place.strip_prefix("cuda").and_then(|rest| match rest.strip_prefix(':') {
+        Some(index) => index.parse().ok(),
+        None => rest.is_empty().then_some(0),
+    });
+    match index {
+        Some(index) => Ok(Device { kind: DeviceKind::Cuda, index }),
+        None if place == "cpu" => Ok(Device::CPU),
+        None => Err(PyValueError::new_err(format!("tensors cannot be sent to {place}"))),
+    }
 }
 
 fn describe(py: Python<'_>, error: &PyErr) -> String {

@@ -122,7 +122,9 @@ impl Later {
     fn send(&self, py: Python<'_>, outcome: Outcome, responder: Responder) {
         let answer = match outcome {
             Outcome::Returned(result) if responder.creates() => Answer::Kept(result),
-            Outcome::Returned(result) => Answer::of(py, self.handler.pack(py, result.bind(py))),
+            Outcome::Returned(result) => {
+                Answer::of(py, self.handler.pack(py, result.bind(py), responder.caller().get()))
+            }
             Outcome::Raised(answer) => answer,
         };
         outside(py, || answer.send(responder));

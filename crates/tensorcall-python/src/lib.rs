@@ -33,6 +33,12 @@ fn stop_entering(py: Python<'_>, limit: f64) -> usize {
     gil::stop_entering(py, Duration::try_from_secs_f64(limit).unwrap_or_default())
 }
 
+/// Where an agent would listen whose workers meet at `host`, and why there. Raises if that cannot be.
+#[pyfunction]
+fn listening(py: Python<'_>, host: Option<String>) -> PyResult<(String, String)> {
+    agent::listening(py, host)
+}
+
 /// To be run in a forked child, which has no thread but the one that forked. `inherited` is kept for ever:
 /// what belongs to the parent is not to be ended here, by no finalizer (FORK-1).
 #[pyfunction]
@@ -64,6 +70,13 @@ fn measure_gil_waits(flag: bool) {
     gil_wait::measure(flag);
 }
 
+/// Whether results with tensors are all packed by Python, since some caller's device map moves tensors that
+/// are in main memory.
+#[pyfunction]
+fn place_tensors(flag: bool) {
+    handler::place_tensors(flag);
+}
+
 #[pymodule]
 fn _tensorcall(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<agent::Agent>()?;
@@ -73,8 +86,10 @@ fn _tensorcall(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<rref::RRef>()?;
     module.add_function(wrap_pyfunction!(run_apart, module)?)?;
     module.add_function(wrap_pyfunction!(stop_entering, module)?)?;
+    module.add_function(wrap_pyfunction!(listening, module)?)?;
     module.add_function(wrap_pyfunction!(after_fork_in_child, module)?)?;
     module.add_function(wrap_pyfunction!(measure_gil_waits, module)?)?;
+    module.add_function(wrap_pyfunction!(place_tensors, module)?)?;
     tensor::add_to(module)?;
     testing::add_to(module)
 }

@@ -147,6 +147,11 @@ impl RRef {
         }
     }
 
+    /// Raises if it cannot be passed on any more.
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        outside(py, || self.rref.check()).map_err(|error| to_python(&error))
+    }
+
     /// The value, on the worker that owns it, once it is there; raises what its function raised. Waits
     /// `timeout` seconds at most; `None` is for ever.
     #[pyo3(signature = (timeout))]

@@ -10,6 +10,7 @@ use tensorcall_proto::wire::limits::Limits;
 
 use crate::agent::Faults;
 use crate::error::{Error, Result};
+use crate::transport::host::{Listening, Wishes};
 
 /// How an agent behaves. [`AgentConfig::new`] gives the defaults named here.
 #[derive(Debug, Clone)]
@@ -20,7 +21,8 @@ pub struct AgentConfig {
     pub rank: Rank,
     /// Names the job: workers of other jobs are turned away at the handshake. At most 256 bytes.
     pub job: String,
-    /// What members of the job share and others do not know.
+    /// What members of the job share and others do not know. Empty by default, which
+    /// [`Agent::start`](crate::Agent::start) refuses: it would prove nothing.
     pub secret: Vec<u8>,
     /// Functions of other workers that run at once; those that wait in a call of their own do not
     /// count. Default 16.
@@ -39,11 +41,13 @@ pub struct AgentConfig {
     pub silence_limit: Duration,
     /// Idle memory kept for receiving large tensors. Default 512 MiB.
     pub max_idle_memory: usize,
-    /// Host of the rendezvous: the agent listens on the address that routes to it. `None` means
-    /// loopback.
+    /// Host of the rendezvous: the agent listens on the address that routes to it, or, if this very host
+    /// has its name for a loopback address, on the one that leads out. `None` means loopback.
     pub rendezvous_host: Option<String>,
-    /// Address to listen on instead.
+    /// Address, or name of this host, to listen on instead.
     pub listen_address: Option<String>,
+    /// Interface to listen on instead; an address goes first.
+    pub listen_interface: Option<String>,
     /// What is accepted from peers.
     pub limits: Limits,
     /// What happens to messages on their way out, in tests. Default none.
@@ -67,6 +71,7 @@ impl AgentConfig {
             max_idle_memory: 512 << 20,
             rendezvous_host: None,
             listen_address: None,
+            listen_interface: None,
             limits: Limits::default(),
             faults: None,
         }
@@ -74,8 +79,8 @@ impl AgentConfig {
 
     /// Lets the environment change what it names: `TENSORCALL_MAX_THREADS`,
     /// `TENSORCALL_MAX_OUTSTANDING_CALLS`, `TENSORCALL_MAX_OUTSTANDING_BYTES`,
-    /// `TENSORCALL_SILENCE_LIMIT` (seconds), `TENSORCALL_MAX_IDLE_MEMORY` (bytes) and
-    /// `TENSORCALL_ADDR`.
+    /// `TENSORCALL_SILENCE_LIMIT` (seconds), `TENSORCALL_MAX_IDLE_MEMORY` (bytes),
+    /// `TENSORCALL_ADDR` and `TENSORCALL_IFACE`, or else `TP_SOCKET_IFNAME`, which programs for PyTorch set.
     ///
     /// # Errors
     ///
@@ -85,13 +90,34 @@ impl AgentConfig {
         set(&mut self.max_outstanding_calls, "TENSORCALL_MAX_OUTSTANDING_CALLS")?;
         set(&mut self.max_outstanding_bytes, "TENSORCALL_MAX_OUTSTANDING_BYTES")?;
         set(&mut self.max_idle_memory, "TENSORCALL_MAX_IDLE_MEMORY")?;
-        let mut silence = self.silence_limit.as_secs();
+        let mut silence = self.silence_limit.as_secs_f64();
         set(&mut silence, "TENSORCALL_SILENCE_LIMIT")?;
-        self.silence_limit = Duration::from_secs(silence);
-        if let Some(address) = variable("TENSORCALL_ADDR") {
-            self.listen_address = Some(address);
-        }
+        self.silence_limit = Duration::try_from_secs_f64(silence).map_err(|_| {
+            Error::usage(format!(
+                "environment variable TENSORCALL_SILENCE_LIMIT must be a time, but is {silence}"
+            ))
+        })?;
+        // A peer needs time for an answer.
+        self.keepalive = self.keepalive.min(self.silence_limit / 3);
+        self.listen_address = variable("TENSORCALL_ADDR").or(self.listen_address);
+        let interface = variable("TENSORCALL_IFACE").or_else(|| variable("TP_SOCKET_IFNAME"));
+        self.listen_interface = interface.or(self.listen_interface);
         Ok(self)
+    }
+
+    /// Where an agent with this configuration listens, and why there.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Usage`](crate::ErrorKind::Usage) or [`ErrorKind::Io`](crate::ErrorKind::Io) if there is
+    /// no such address, interface or route.
+    pub fn listening(&self) -> Result<Listening> {
+        let wishes = Wishes {
+            address: self.listen_address.as_deref(),
+            interface: self.listen_interface.as_deref(),
+            rendezvous: self.rendezvous_host.as_deref(),
+        };
+        wishes.choose()
     }
 }
 

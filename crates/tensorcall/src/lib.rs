@@ -34,3 +34,4 @@ pub use error::{Error, ErrorKind, Result};
 pub use future::{Promise, Response, RpcFuture, promise};
 pub use rref::{Kept, Packed, RRef, RRefState};
 pub use tensorcall_proto as proto;
+pub use transport::host::Listening;

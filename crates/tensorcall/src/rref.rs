@@ -137,6 +137,19 @@ impl RRef {
         }
     }
 
+    /// Looks whether it can be passed on to other workers.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::RRef`] says why it cannot.
+    pub fn check(&self) -> Result<()> {
+        match self.here() {
+            Some(agent) => agent.check_usable(self),
+            None if self.is_owner() => Ok(()),
+            None => Err(self.deleted("call fork an UserRRef")),
+        }
+    }
+
     /// The value, at its owner; `None` while the function that makes it runs.
     ///
     /// # Errors

@@ -309,3 +309,60 @@ fn a_group_that_lost_a_worker_with_references_leaves_in_good_order() {
         }
     }
 }
+
+/// Workers of a dynamic group that do not know each other yet.
+fn dynamic(count: u32) -> (Vec<Agent>, Vec<Bench>) {
+    let benches: Vec<Bench> = (0..count).map(|_| Bench::default()).collect();
+    let mut next = benches.iter();
+    let next = RefCell::new(&mut next);
+    let agents = strangers(Kind::Unix, count, |_| {}, || next.borrow_mut().next().unwrap().functions());
+    (agents, benches)
+}
+
+#[test]
+fn references_of_a_worker_that_joins_are_taken_before_it_is_a_member() {
+    let (agents, benches) = dynamic(3);
+    let [first, second, joiner] = &agents[..] else { panic!() };
+    for member in [first, second] {
+        member.open_dynamic(vec![info(first), info(second)]).unwrap();
+    }
+    joiner.open_dynamic(agents.iter().map(info).collect()).unwrap();
+    give(joiner, 0, "shelve", &[&joiner.make_rref(std::sync::Arc::new(b"new".to_vec()), "")]).unwrap();
+    let shelved = take(&benches[0]);
+
+    // The second member has heard nothing of the owner, and holds the request.
+    let held = first.call(rank(1), with_rrefs("fetch", &[&shelved])).unwrap();
+    assert!(!held.wait_until(Some(brief())));
+    second.admit(info(joiner)).unwrap();
+
+    assert_eq!(answer(&held).unwrap(), b"new");
+    first.admit(info(joiner)).unwrap();
+    assert_eq!(value_of(&shelved).unwrap(), b"new");
+    drop(shelved);
+    await_empty(&agents);
+}
+
+#[test]
+fn references_to_an_earlier_life_fail_and_the_new_life_starts_afresh() {
+    let (mut agents, _) = dynamic(2);
+    let earlier = agents.pop().unwrap();
+    let member = agents.pop().unwrap();
+    member.open_dynamic(vec![info(&member), info(&earlier)]).unwrap();
+    earlier.open_dynamic(vec![info(&member), info(&earlier)]).unwrap();
+    let rref = created(&member, 1, b"x");
+    give(&earlier, 0, "echo", &[]).unwrap();
+    earlier.close(false, deadline(SOON));
+    eventually("it is gone", || rref.state() == RRefState::Failed);
+
+    let (mut again, _) = dynamic(2);
+    let later = again.pop().unwrap();
+    member.admit(info(&later)).unwrap();
+    later.open_dynamic(vec![info(&member), info(&later)]).unwrap();
+
+    assert_eq!(rref.fetch("to_here", Some(SOON)).unwrap_err().kind(), ErrorKind::RRef);
+    let error = give(&member, 1, "shelve", &[&rref]).unwrap_err().to_string();
+    assert!(error.contains("is lost"), "{error}");
+    assert_eq!(value_of(&created(&member, 1, b"afresh")).unwrap(), b"afresh");
+    drop(rref);
+    await_empty(&[member, later]);
+}

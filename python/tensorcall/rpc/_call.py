@@ -131,7 +131,8 @@ def _start(
     args = args if args else ()
     kwargs = kwargs if kwargs else {}
     name = _target.name_of(func, args, kwargs)
-    if pickler is internal._internal_rpc_pickler and name is not None:
+    moved = bool(agent._options.device_maps) and agent._devices.moves_arguments(agent._name_of(rank))
+    if pickler is internal._internal_rpc_pickler and name is not None and not moved:
         call = _start_plain(plain, rank, name, args, kwargs, timeout)
         if call is not None:
             return call, name
@@ -140,7 +141,7 @@ def _start(
     _target.check_sendable(func)
     options = {"lend": True} if waits and pickler is internal._internal_rpc_pickler else {}
     payload, tensors, rrefs = internal.pack(pickler, internal.PythonUDF(func, args, kwargs), **options)
-    _target.check_devices(tensors, "Request", agent._name_of(rank))
+    tensors = agent._devices.requests(agent._name_of(rank)).stage(tensors)
     label = name or str(getattr(func, "__qualname__", None) or type(func).__qualname__)
     try:
         return pickled(rank, label, payload, tensors, rrefs, timeout), label

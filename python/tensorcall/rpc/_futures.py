@@ -264,6 +264,10 @@ class Future(torch.futures.Future[T]):
         else:
             self._complete(value, None)
 
+    def _complete_for_torch(self) -> None:
+        """Have torch's own future completed as soon as there is an outcome, though nobody asks for it."""
+        self._when_done(_nothing)
+
     def _complete_base(self) -> None:
         base = cast(Any, super())
         try:
@@ -359,6 +363,10 @@ def _error_of(future: torch.futures.Future[Any]) -> BaseException | None:
     return None
 
 
+def _nothing() -> None:
+    """What follows a future that only C++ waits for."""
+
+
 def _described(error: BaseException) -> str:
     try:
         return f"{type(error).__name__}: {error}"
@@ -405,15 +413,43 @@ def _collect_all(futures: Any) -> Any:
     return _torch_collect_all(futures)
 
 
-def patch() -> None:
-    """Make ``torch.futures.collect_all`` and ``wait_all`` know our futures.
+class _Following(torch._ops.OpOverloadPacket):
+    """The operator with which a profiler waits for a future in C++: one of ours is then seen to.
 
-    Both look ``torch._C._collect_all`` up when they are called, also where a program imported
+    Args:
+        packet: torch's; for TorchScript, which knows it by its ``op``, this is the same.
+    """
+
+    def __init__(self, packet: torch._ops.OpOverloadPacket[Any, Any]) -> None:
+        self.__dict__.update(packet.__dict__)
+        self._torchs = packet
+        self._RecordFunction = partial(self._follow, packet._RecordFunction)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._follow(self._torchs, *args, **kwargs)
+
+    def _follow(self, operator: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        for argument in args:
+            if isinstance(argument, Future):
+                argument._complete_for_torch()
+        return operator(*args, **kwargs)
+
+
+def patch() -> None:
+    """Make ``torch.futures.collect_all``, ``wait_all`` and the profiler's operator know our futures.
+
+    The former two look ``torch._C._collect_all`` up when they are called, also where a program imported
     them by name long before.
     """
     torch._C._collect_all = _collect_all
+    profiler: Any = torch.ops.profiler
+    if not isinstance(profiler._call_end_callbacks_on_jit_fut, _Following):
+        profiler._call_end_callbacks_on_jit_fut = _Following(profiler._call_end_callbacks_on_jit_fut)
 
 
 def unpatch() -> None:
     """Undo :func:`patch`."""
     torch._C._collect_all = _torch_collect_all
+    profiler: Any = torch.ops.profiler
+    if isinstance(profiler._call_end_callbacks_on_jit_fut, _Following):
+        profiler._call_end_callbacks_on_jit_fut = profiler._call_end_callbacks_on_jit_fut._torchs

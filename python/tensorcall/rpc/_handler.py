@@ -18,10 +18,12 @@ from typing import Any
 import torch
 
 from .. import _tensorcall
-from . import _agent, _fork, _remote_error, _target, internal, server_process_global_profiler
+from . import _agent, _devices, _fork, _remote_error, _target, internal, server_process_global_profiler
 from ._coroutines import Coroutines
+from ._devices import Directory
 from ._remote_error import ErrorCarrier, OperatorError
 from ._worker import WorkerInfo
+from .options import TensorPipeRpcBackendOptions
 
 _logger = logging.getLogger("tensorcall")
 
@@ -35,8 +37,9 @@ RAISED = 2
 class Handler:
     """Runs functions for other workers (and for this one) and packs their outcomes."""
 
-    def __init__(self, info: WorkerInfo) -> None:
+    def __init__(self, info: WorkerInfo, devices: Directory | None = None) -> None:
         self._info = info
+        self.devices = devices or Directory(info.name, TensorPipeRpcBackendOptions())
         self._errors = ErrorCarrier(info)
         self._coroutines = Coroutines()
         self._generation = _fork.generation()
@@ -63,7 +66,7 @@ class Handler:
             return self.dump_exception(error)
         if isinstance(result, _tensorcall.Later):
             return result
-        return self.dump_result(result)
+        return self.dump_result(result, caller)
 
     def run_pickled_here(
         self,
@@ -115,11 +118,7 @@ class Handler:
         if not torch.is_grad_enabled():
             torch._C._set_grad_enabled(True)
         try:
-            if server_process_global_profiler.is_on():
-                with server_process_global_profiler.serving():
-                    result = function(*args, **kwargs)
-            else:
-                result = function(*args, **kwargs)
+            result = self._run(function, args, kwargs)
         except BaseException as error:
             if self._generation != _fork.generation():
                 _fork.end_child(error)
@@ -133,6 +132,15 @@ class Handler:
         if getattr(function, "_wrapped_async_rpc_function", None) is not None:
             return self._follow(function, result)
         return result
+
+    def _run(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if server_process_global_profiler.is_on():
+            with server_process_global_profiler.serving():
+                return function(*args, **kwargs)
+        if self.devices.cuda:
+            with _devices.serving(self.devices.cuda):
+                return function(*args, **kwargs)
+        return function(*args, **kwargs)
 
     def unseen_exception(self, function: str, worker: str, payload: bytes) -> None:
         """A function that this worker called raised an exception, and nobody looked at it."""
@@ -162,11 +170,11 @@ class Handler:
         future.add_done_callback(partial(_answer, later))
         return later
 
-    def dump_result(self, obj: object) -> Reply:
-        """Pack a result; if it cannot be sent, the exception that says so."""
+    def dump_result(self, obj: object, caller: int) -> Reply:
+        """Pack a result for a caller; if it cannot be sent, the exception that says so."""
         try:
             payload, tensors, rrefs = internal.pack(internal._internal_rpc_pickler, obj)
-            _target.check_devices(tensors, "Response", "the caller")
+            tensors = self.devices.responses(caller).stage(tensors)
         except BaseException as error:
             text = f"{type(error).__name__}: {error}"
             return self._raised(RuntimeError(text).with_traceback(error.__traceback__))

@@ -27,10 +27,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _NOT_BY_PICKLE = "Can not pickle rref in python pickler, rref can only be pickled when using RPC"
-_CREATION = (
-    "RRef creation via rpc.remote() timed out, and it is possible that the RRef on the owner node does not "
-    "exist."
-)
 
 _lock = threading.Lock()
 """For what an `RRef` makes when first asked: held for moments only."""
@@ -277,11 +273,7 @@ class PyRRef:
         """Raise if the reference can no longer be passed on."""
         if isinstance(self._call, _call.Unsent):
             raise RuntimeError(f"RRef creation via rpc.remote() failed: {self._call.error}")
-        state = self._native.state()
-        if state == "deleted":
-            raise RuntimeError(f"{self} has been deleted. Cannot call fork an UserRRef after deletion.")
-        if state == "failed":
-            raise RuntimeError(f"{_CREATION} It is {self}, on {self._owner}")
+        self._native.check()
 
 
 class RRef(PyRRef, Generic[T]):

@@ -120,6 +120,12 @@ def knows(agent: RpcAgent) -> tuple[str, int]:
 def refers() -> PyRRef:
     local: RRef[torch.Tensor] = RRef(torch.ones(2))
     distant: PyRRef = rpc.remote("worker1", add, args=(torch.ones(2), 1), timeout=5)
+    value: torch.Tensor = distant.to_here(timeout=3)
+    owner: WorkerInfo = distant.owner()
+    same: torch.Tensor = local.local_value() if local.is_owner() and local.confirmed_by_owner() else value
+    total: torch.Tensor = distant.rpc_sync(timeout=2).sum()
+    later = distant.rpc_async().sum()
+    print(owner, distant.owner_name(), same, total, later, distant.remote().sum())
     print(local, api.remote, api.RRef)
     return distant
 

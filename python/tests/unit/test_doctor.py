@@ -12,7 +12,8 @@ from tensorcall import __main__, _doctor, _startup
 def bare(monkeypatch):
     for name in ("ADDR", "IFACE", "SECRET", "SECRET_FILE", "INSTALL"):
         monkeypatch.delenv(f"TENSORCALL_{name}", raising=False)
-    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    for name in ("MASTER_ADDR", "TP_SOCKET_IFNAME"):
+        monkeypatch.delenv(name, raising=False)
 
 
 def findings(init_method="env://"):
@@ -39,13 +40,13 @@ def test_it_says_which_rule_chose_the_address(monkeypatch):
         return findings(init_method)["address"][0]
 
     assert address("tcp://localhost:1")[1].startswith("127.0.0.1: the local address that routes to localhost")
-    assert "is a file of this host" in address("file:///x")[1]
+    assert "since the workers meet on no other host" in address("file:///x")[1]
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     assert "routes to 127.0.0.1, where the workers meet" in address()[1]
     monkeypatch.setenv("TENSORCALL_IFACE", "lo")
-    assert "the interface that TENSORCALL_IFACE=lo names" in address()[1]
+    assert "the interface that was asked for, lo" in address()[1]
     monkeypatch.setenv("TENSORCALL_ADDR", "127.0.0.2")
-    assert address()[1].startswith("127.0.0.2: the address that TENSORCALL_ADDR=127.0.0.2 names")
+    assert address()[1].startswith("127.0.0.2: the address that was asked for, 127.0.0.2")
 
 
 def test_an_address_that_cannot_be_listened_on_is_wrong(monkeypatch, capsys):

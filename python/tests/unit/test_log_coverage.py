@@ -24,22 +24,31 @@ COVERED = {
         "integration/test_reports.py::test_graceful_shutdown_waits_for_work_as_long_as_it_takes",
         "integration/test_waiting.py::test_shutdown_takes_no_longer_than_it_is_told",
     ],
-    6: ["integration/test_reports.py::test_leaving_at_any_moment_of_a_storm_crashes_nobody"],
+    6: [
+        "integration/test_reports.py::test_leaving_at_any_moment_of_a_storm_crashes_nobody",
+        "integration/test_exit.py::test_a_process_ends_soon_and_silently_while_functions_run_in_it",
+    ],
     7: ["integration/test_reports.py::test_one_of_two_pipelines_can_be_torn_down_alone"],
     10: [
         "integration/test_reports.py::test_who_stays_is_told_that_the_other_has_left",
         "integration/test_lifecycle.py::test_an_agent_may_be_closed_again_and_makes_no_calls_then",
+        "integration/test_exit.py::test_a_process_ends_soon_and_silently_while_functions_run_in_it",
+        "integration/test_data_loaders.py::test_a_data_loader_runs_beside_an_agent",
     ],
     11: [
         "integration/test_calls.py::test_thousands_of_calls_in_flight_all_come_back",
         "integration/test_logging.py::test_the_variable_sets_the_level_and_shows_what_it_asks_for",
         "crates/tensorcall/tests/agent.rs::a_call_beyond_the_window_waits_until_another_one_ends",
     ],
-    13: ["integration/test_reports.py::test_when_init_returns_everybody_can_be_called"],
+    13: [
+        "integration/test_reports.py::test_when_init_returns_everybody_can_be_called",
+        "integration/test_rendezvous.py::test_a_worker_that_does_not_come_is_named_to_all",
+    ],
     # Time-outs
     14: [
         "integration/test_reports.py::test_idle_workers_use_no_processor_and_are_awake_at_once",
         "crates/tensorcall/tests/liveness.rs::a_peer_that_answers_pings_is_alive_however_long_it_takes",
+        "integration/test_stillness.py::test_a_pair_that_is_idle_for_long_is_well",
     ],
     15: ["integration/test_timeouts.py::test_calls_end_at_their_limit_and_late_replies_do_no_harm"],
     17: ["integration/test_waiting.py::test_every_future_waits_no_longer_than_it_is_told"],
@@ -48,10 +57,12 @@ COVERED = {
     20: [
         "crates/tensorcall/tests/liveness.rs::a_worker_that_computes_for_long_is_alive",
         "integration/test_timeouts.py::test_the_default_limit_can_be_changed",
+        "integration/test_stillness.py::test_a_worker_that_computes_for_long_and_holds_the_interpreter_lock_is_not_lost",
     ],
     22: [
         "crates/tensorcall/tests/liveness.rs::a_worker_that_only_receives_for_long_is_alive",
         "integration/test_tensors.py::test_a_tensor_of_more_than_two_to_the_31_bytes_arrives",
+        "integration/test_stillness.py::test_a_worker_that_computes_for_long_and_holds_the_interpreter_lock_is_not_lost",
     ],
     # Errors
     23: [
@@ -74,7 +85,10 @@ COVERED = {
     32: ["unit/test_calls.py::test_exceptions_of_the_function_are_raised_here"],
     # A worker dies
     33: [
-        "integration/test_loss.py::test_killing_a_worker_fails_its_calls_within_two_seconds_and_harms_nobody_else"
+        "integration/test_loss.py::test_killing_a_worker_fails_its_calls_within_two_seconds_and_harms_nobody_else",
+        "integration/test_forks.py::test_a_killed_worker_is_lost_soon_though_it_has_a_live_child",
+        "integration/test_stillness.py::test_calls_to_a_stopped_worker_fail_in_time_and_name_it",
+        "integration/test_networks.py::test_when_packets_get_lost_pending_calls_fail_in_time",
     ],
     35: [
         "integration/test_coroutines.py::test_a_coroutine_whose_caller_is_lost_is_cancelled",
@@ -88,8 +102,15 @@ COVERED = {
     39: [
         "crates/tensorcall/tests/liveness.rs::the_loss_of_a_worker_that_never_listened_tells_of_every_address",
         "unit/test_membership.py::test_workers_listen_where_the_others_meet",
+        "integration/test_networks.py::test_hosts_meet_on_the_network_where_the_rendezvous_is",
+        "integration/test_networks.py::test_a_host_that_knows_itself_as_loopback_is_reached_by_others",
+        "crates/tensorcall/src/transport/host.rs::a_name_that_happens_to_be_loopback_is_listened_for_where_others_can_come",
     ],
-    40: ["unit/test_doctor.py::test_it_says_which_rule_chose_the_address"],
+    40: [
+        "unit/test_doctor.py::test_it_says_which_rule_chose_the_address",
+        "crates/tensorcall/src/transport/host.rs::an_address_goes_before_an_interface_and_that_before_the_rendezvous",
+        "integration/test_networks.py::test_hosts_meet_on_the_network_where_the_rendezvous_is",
+    ],
     43: ["integration/test_reports.py::test_a_process_group_and_rpc_meet_at_one_address"],
     46: ["integration/test_reports.py::test_two_dozen_workers_of_one_thread_each_meet_and_leave"],
     47: ["integration/test_membership.py::test_two_workers_of_one_name_are_told_so"],

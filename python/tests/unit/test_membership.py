@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
+from tensorcall import _tensorcall
 from tensorcall.rpc import _membership
 from tensorcall.rpc._membership import Deadline, _Meeting
 
@@ -47,7 +49,8 @@ def meet(path, size, entries, seconds=5.0, ranks=None, shared=None):
 
 
 def entry(name, size):
-    return {"name": name, "contact": json.dumps({"at": name}), "world_size": size}
+    devices = {"count": 0, "maps": {}, "devices": []}
+    return {"name": name, "contact": json.dumps({"at": name}), "world_size": size, "devices": devices}
 
 
 def test_all_learn_the_same_roster_and_secret(tmp_path):
@@ -166,16 +169,26 @@ def test_a_restart_by_torchrun_does_not_meet_the_keys_of_the_first_run(monkeypat
 
 def test_workers_listen_where_the_others_meet(monkeypatch):
     """LOG row 39."""
-    monkeypatch.delenv("TENSORCALL_ADDR", raising=False)
+    for name in ("TENSORCALL_ADDR", "TENSORCALL_IFACE", "TP_SOCKET_IFNAME"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("MASTER_ADDR", "localhost")
 
-    assert _membership._listen_host("file:///tmp/x") == "127.0.0.1"
-    assert _membership._listen_host("tcp://127.0.0.1:29500") == "127.0.0.1"
-    assert _membership._listen_host("env://") in ("127.0.0.1", "::1")
-    monkeypatch.setenv("TENSORCALL_IFACE", "lo")
-    assert _membership._listen_host("env://") == "127.0.0.1"
+    def ip(init_method):
+        return _tensorcall.listening(_membership.meeting_host(init_method))[0]
+
+    assert ip("file:///tmp/x") == "127.0.0.1"
+    assert ip("tcp://127.0.0.1:29500") == "127.0.0.1"
+    assert ip("env://") in ("127.0.0.1", "::1")
+    monkeypatch.setenv("MASTER_ADDR", "no.such.host.invalid")
+    with pytest.raises(RuntimeError, match=re.escape("no.such.host.invalid")):
+        ip("env://")
+    monkeypatch.setenv("TP_SOCKET_IFNAME", "lo")
+    assert ip("env://") == "127.0.0.1"
+    monkeypatch.setenv("TENSORCALL_IFACE", "nothing0")
+    with pytest.raises(RuntimeError, match="nothing0"):
+        ip("env://")
     monkeypatch.setenv("TENSORCALL_ADDR", "10.1.2.3")
-    assert _membership._listen_host("env://") == "10.1.2.3"
+    assert ip("env://") == "10.1.2.3"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-
 from tensorcall import _tensorcall
 from tensorcall.rpc import _call
 from tensorcall.rpc._handler import Handler
@@ -62,10 +61,10 @@ class Worker(Handler):
             raise KeyError("pickled")
         return super().run_pickled_here(payload, tensors, rrefs, caller)
 
-    def dump_result(self, obj: object) -> Any:
+    def dump_result(self, obj: object, caller: int) -> Any:
         if obj == "given":
             return 1, b"given", [], self.given
-        return super().dump_result(obj)
+        return super().dump_result(obj, caller)
 
     def run_value(self, function: Any, args: Any, kwargs: Any, caller: int) -> Any:
         return function(*args, **kwargs)
@@ -87,7 +86,7 @@ def workers() -> Iterator[tuple[Worker, Worker]]:
     pair = Worker(0), Worker(1)
     roster = [(f"worker{rank}", rank, worker.native.contact()) for rank, worker in enumerate(pair)]
     for worker in pair:
-        worker.native.open(roster)
+        worker.native.open(roster, False)
     try:
         yield pair
     finally:
@@ -254,12 +253,12 @@ def test_a_creation_that_times_out_marks_its_rref(workers: tuple[Worker, Worker]
 
     with pytest.raises(RuntimeError, match="RPC ran for more than set timeout"):
         creation.result()
-    for use in (lambda: rref.fetch(SOON), lambda: here.native.call_pickled(1, "", b"", [], [rref], SOON)):
-        with pytest.raises(
-            RuntimeError, match=r"RRef creation via rpc.remote\(\) timed out, and it is possible"
-        ):
-            use()
+    timed_out = r"RRef creation via rpc.remote\(\) timed out, and it is possible"
+    with pytest.raises(RuntimeError, match=timed_out):
+        rref.fetch(SOON)
+    with pytest.raises(RuntimeError, match=timed_out):
+        here.native.call_pickled(1, "", b"", [], [rref], SOON)
     assert rref.state() == "failed"
     there.go.set()
-    del rref, use, made
+    del rref, made
     eventually(lambda: there.native.rref_counts() == NO_RREFS)

@@ -263,6 +263,11 @@ impl Responder {
         self.common.take_established()
     }
 
+    /// Whether the initiator has named this very job: it is a member, most likely.
+    pub fn knows_job(&self) -> bool {
+        self.hello.as_ref().is_some_and(|hello| hello.job == self.common.job)
+    }
+
     /// What it means that the connection closed now, before [`Responder::done`].
     pub fn closed(&self) -> HandshakeError {
         self.common.closed(self.awaited())

@@ -71,6 +71,18 @@ fn meet(
 }
 
 #[test]
+fn whoever_names_the_job_is_told_from_a_stranger() {
+    let mut responder = responder();
+    assert!(!responder.knows_job());
+    responder.feed(&talk().hello).unwrap();
+    assert!(responder.knows_job());
+
+    let mut other = Responder::new(SECRET, "other job", identity(1, 11), [2; 32]);
+    other.feed(&talk().hello).unwrap();
+    assert!(!other.knows_job());
+}
+
+#[test]
 fn both_ends_learn_who_the_other_is() {
     let (mut initiator, mut responder) = (initiator(), responder());
 

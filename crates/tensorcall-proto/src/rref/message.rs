@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::ids::{ForkId, Life, RRefId};
 
 /// What workers say to each other about references. All of it may be repeated, reordered and said again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum RRefMessage {
     /// From a holder to the owner: I hold this fork.
     Fork {
@@ -24,6 +24,11 @@ pub enum RRefMessage {
     },
     /// From a holder to the worker that shared with it: the owner knows my fork, stand by no longer.
     Accept {
+        /// The fork.
+        fork: ForkId,
+    },
+    /// From the worker that shared to a holder: I stand by no longer.
+    Accepted {
         /// The fork.
         fork: ForkId,
     },

@@ -21,11 +21,15 @@ pub struct Owner<V, W> {
     me: Life,
     entries: HashMap<RRefId, Entry<V, W>>,
     forks: HashMap<ForkId, Fork>,
+    /// Forks that came back and whose parents have been told so, and have not answered.
+    accepting: HashMap<ForkId, Life>,
     /// Values that went, for clear errors.
     freed: Recent<RRefId>,
     /// Forks that were deleted before they were known: a creation that comes late need not run.
     deleted: Recent<ForkId>,
     lost: Recent<Life>,
+    /// Links that broke: a message may be given to one that did just now.
+    broken: Recent<u64>,
     /// Who ever got an answer, or will.
     answered: HashSet<Life>,
     effects: VecDeque<Effect<V, W>>,
@@ -84,8 +88,9 @@ pub struct OwnerCounts {
     pub rrefs: usize,
     /// Forks that others hold, as far as is known.
     pub forks: usize,
-    /// Forks among them that this worker shared and whose receivers have not answered: outstanding.
-    pub unaccepted: usize,
+    /// Messages that are not answered, forks included that this worker shared and whose receivers have not
+    /// spoken. What a wave counts (TERM-1).
+    pub unacknowledged: usize,
     /// Who waits for a value.
     pub waiting: usize,
 }
@@ -114,6 +119,10 @@ struct Fork {
     holder: Life,
     /// Whether the holder has spoken of it, or made it.
     accepted: bool,
+    /// The link that its message was given to, if this worker shared it.
+    link: Option<u64>,
+    /// Whether that link broke.
+    is_doubtful: bool,
 }
 
 impl<V: Clone, W> Owner<V, W> {
@@ -123,9 +132,11 @@ impl<V: Clone, W> Owner<V, W> {
             me,
             entries: HashMap::new(),
             forks: HashMap::new(),
+            accepting: HashMap::new(),
             freed: Recent::new(),
             deleted: Recent::new(),
             lost: Recent::new(),
+            broken: Recent::new(),
             answered: HashSet::new(),
             effects: VecDeque::new(),
         }
@@ -146,7 +157,7 @@ impl<V: Clone, W> Owner<V, W> {
         let Slot::Missing(waiters) = &mut entry.slot else { return Created::Again };
         entry.slot = Slot::Running(std::mem::take(waiters));
         if !was_deleted && !self.lost.contains(&holder) {
-            self.register(fork, Fork { rref, holder, accepted: true });
+            self.register(fork, Fork::accepted(rref, holder));
             self.answered.insert(holder);
         }
         Created::New
@@ -260,12 +271,24 @@ impl<V: Clone, W> Owner<V, W> {
             Some(_) => {}
         }
         if !self.lost.contains(&to) {
-            self.register(fork, Fork { rref, holder: to, accepted: false });
+            self.register(fork, Fork { accepted: false, ..Fork::accepted(rref, to) });
         }
         Ok(RRefDesc { rref, owner: self.me, fork })
     }
 
-    /// The message with this fork was never sent.
+    /// The message with a fork that was shared goes on this link, as
+    /// [`User::sent`](super::User::sent).
+    pub fn sent(&mut self, fork: ForkId, link: u64) {
+        let Some(known) = self.forks.get_mut(&fork).filter(|known| !known.accepted) else { return };
+        known.link = Some(link);
+        if self.broken.contains(&link) {
+            known.is_doubtful = true;
+            let to = known.holder;
+            self.send(to, RRefMessage::Rescind { fork });
+        }
+    }
+
+    /// The message with this fork was given to no link.
     pub fn unsent(&mut self, fork: ForkId) {
         if self.forks.get(&fork).is_some_and(|known| !known.accepted) {
             self.unregister(fork);
@@ -282,8 +305,9 @@ impl<V: Clone, W> Owner<V, W> {
         };
         if from == self.me {
             self.unsent(desc.fork);
-        } else {
-            self.answer(from, RRefMessage::Accept { fork: desc.fork });
+        } else if !self.lost.contains(&from) {
+            self.accepting.insert(desc.fork, from);
+            self.send(from, RRefMessage::Accept { fork: desc.fork });
         }
         found
     }
@@ -301,6 +325,11 @@ impl<V: Clone, W> Owner<V, W> {
                     self.unsent(fork);
                 }
             }
+            RRefMessage::Accepted { fork } => {
+                if self.accepting.get(&fork) == Some(&from) {
+                    self.accepting.remove(&fork);
+                }
+            }
             RRefMessage::AskAgain => self.ask_again(from),
             // For a user: perhaps late, to the one that it was.
             RRefMessage::Known { .. }
@@ -314,6 +343,7 @@ impl<V: Clone, W> Owner<V, W> {
     pub fn handle_lost(&mut self, life: Life) {
         self.lost.insert(life);
         self.answered.remove(&life);
+        self.accepting.retain(|_, parent| *parent != life);
         for fork in self.forks_of(life) {
             self.unregister(fork);
         }
@@ -330,11 +360,15 @@ impl<V: Clone, W> Owner<V, W> {
         }
     }
 
-    /// A link with a life of a worker broke, or was made anew: what was sent may be lost.
+    /// A link with a life of a worker broke: what was sent on it may be lost.
     ///
-    /// Tells the worker which forks of it are counted, and asks for those that it has yet to accept. As
-    /// [`User::handle_link_broken`](super::User::handle_link_broken), and to be called together with it.
-    pub fn handle_link_broken(&mut self, life: Life) {
+    /// Tells the worker which forks of it are counted, and asks for those that went on that link. To be called
+    /// together with [`User::handle_link_broken`](super::User::handle_link_broken), which see.
+    pub fn handle_link_broken(&mut self, life: Life, link: u64) {
+        self.broken.insert(link);
+        for known in self.forks.values_mut() {
+            known.is_doubtful |= !known.accepted && known.holder == life && known.link == Some(link);
+        }
         if self.answered.contains(&life) {
             self.send(life, RRefMessage::AskAgain);
         }
@@ -355,7 +389,7 @@ impl<V: Clone, W> Owner<V, W> {
         OwnerCounts {
             rrefs: self.entries.len(),
             forks: self.forks.len(),
-            unaccepted: self.forks.values().filter(|fork| !fork.accepted).count(),
+            unacknowledged: self.accepting.len() + self.forks.values().filter(|fork| !fork.accepted).count(),
             waiting: self.entries.values().map(waiting).sum(),
         }
     }
@@ -378,19 +412,27 @@ impl<V: Clone, W> Owner<V, W> {
     }
 
     fn ask_again(&mut self, life: Life) {
+        let accepting = self.accepting.iter().filter(|&(_, parent)| *parent == life);
+        let mut accepting: Vec<ForkId> = accepting.map(|(&fork, _)| fork).collect();
+        accepting.sort_unstable();
+        for fork in accepting {
+            self.send(life, RRefMessage::Accept { fork });
+        }
         for fork in self.forks_of(life) {
-            if self.forks.get(&fork).is_some_and(|known| known.accepted) {
-                self.answer(life, RRefMessage::Known { fork, alive: true });
-            } else {
-                self.send(life, RRefMessage::Rescind { fork });
+            match self.forks.get(&fork) {
+                Some(Fork { accepted: true, .. }) => {
+                    self.answer(life, RRefMessage::Known { fork, alive: true });
+                }
+                Some(Fork { is_doubtful: true, .. }) => self.send(life, RRefMessage::Rescind { fork }),
+                _ => {}
             }
         }
     }
 
     fn handle_fork(&mut self, from: Life, rref: RRefId, fork: ForkId) {
         if let Some(known) = self.forks.get_mut(&fork) {
-            // To the first word of a fork that this worker shared nothing is to be answered.
-            if known.holder == from && std::mem::replace(&mut known.accepted, true) {
+            if known.holder == from {
+                known.accepted = true;
                 self.answer(from, RRefMessage::Known { fork, alive: true });
             }
             return;
@@ -401,7 +443,7 @@ impl<V: Clone, W> Owner<V, W> {
         };
         if !is_gone {
             self.entries.entry(rref).or_insert_with(Entry::placeholder);
-            self.register(fork, Fork { rref, holder: from, accepted: true });
+            self.register(fork, Fork::accepted(rref, from));
         }
         self.answer(from, RRefMessage::Known { fork, alive: !is_gone });
     }
@@ -506,6 +548,12 @@ impl<V: Clone, W> Owner<V, W> {
         if !self.lost.contains(&to) {
             self.effects.push_back(Effect::Send(to, message));
         }
+    }
+}
+
+impl Fork {
+    fn accepted(rref: RRefId, holder: Life) -> Self {
+        Self { rref, holder, accepted: true, link: None, is_doubtful: false }
     }
 }
 

@@ -12,7 +12,10 @@ fn life(rank: u32) -> Life {
     Life { rank: Rank::new(rank).unwrap(), incarnation: Incarnation::new(100 + u64::from(rank)) }
 }
 
-/// The owner, and three users.
+/// The link that breaks.
+const LINK: u64 = 5;
+
+/// The owner, and two users.
 fn o() -> Life {
     life(0)
 }
@@ -122,7 +125,11 @@ fn a_third_worker_asks_the_owner_and_then_thanks_the_one_that_shared() {
     assert_eq!(to.when_confirmed(&[child], 8), Some(8));
 
     assert!(from.handle_message(b(), accept));
-    assert_eq!(said(&mut from), [(o(), RRefMessage::Delete { fork: own })]);
+    let accepted = RRefMessage::Accepted { fork: child };
+    assert_eq!(said(&mut from), [(o(), RRefMessage::Delete { fork: own }), (b(), accepted)]);
+    assert_eq!(to.counts().unacknowledged, 1);
+    assert!(to.handle_message(a(), accepted));
+    assert_eq!(to.counts().unacknowledged, 0);
     owner.handle_message(a(), RRefMessage::Delete { fork: own });
     assert_eq!(owner.lookup(rref), Found::Ready('x'));
     assert_eq!(owner.forks().collect::<Vec<_>>(), [(rref, child, b())]);
@@ -137,17 +144,21 @@ fn an_owner_counts_what_it_shares_before_the_receiver_has_it() {
 
     let desc = owner.fork_out(rref, shared, b()).unwrap();
     owner.release(rref);
-    assert_eq!(owner.counts(), OwnerCounts { rrefs: 1, forks: 1, unaccepted: 1, waiting: 0 });
+    assert_eq!(owner.counts(), OwnerCounts { rrefs: 1, forks: 1, unacknowledged: 1, waiting: 0 });
 
     user.receive(desc, o());
     assert!(user.standing(shared).unwrap().confirmed);
     let arrived = RRefMessage::Fork { rref, fork: shared };
     assert_eq!(said(&mut user), [(o(), arrived)]);
-    owner.handle_message(b(), arrived);
-    assert_eq!(owner.counts().unaccepted, 0);
-    assert_eq!(effects(&mut owner), []);
-
     user.release(shared);
+    assert_eq!(said(&mut user), []);
+    owner.handle_message(b(), arrived);
+    assert_eq!(owner.counts().unacknowledged, 0);
+    let known = RRefMessage::Known { fork: shared, alive: true };
+    assert_eq!(effects(&mut owner), [OwnerEffect::Send(b(), known)]);
+
+    user.handle_message(o(), known);
+    assert_eq!(said(&mut user), [(o(), RRefMessage::Delete { fork: shared })]);
     owner.handle_message(b(), RRefMessage::Delete { fork: shared });
     assert_eq!(owner.counts(), OwnerCounts::default());
     assert_eq!(effects(&mut owner)[0], OwnerEffect::Drop('x'));
@@ -166,6 +177,10 @@ fn a_reference_that_comes_back_to_its_owner_is_held_and_accepted_at_once() {
     assert_eq!(effects(&mut owner), [OwnerEffect::Send(a(), accept)]);
 
     assert!(user.handle_message(o(), accept));
+    let accepted = RRefMessage::Accepted { fork: back };
+    assert_eq!(said(&mut user), [(o(), RRefMessage::Delete { fork: own }), (o(), accepted)]);
+    owner.handle_message(a(), accepted);
+    assert_eq!(owner.counts().unacknowledged, 0);
     owner.handle_message(a(), RRefMessage::Delete { fork: own });
     assert_eq!(owner.counts().rrefs, 1);
     owner.release(rref);
@@ -188,7 +203,7 @@ fn a_worker_may_share_with_itself() {
 
     let to_self = owner.fork_out(rref, fork(o(), 1), o()).unwrap();
     assert_eq!(owner.received_back(to_self, o()), Found::Ready('x'));
-    assert_eq!((owner.counts().forks, owner.counts().unaccepted), (1, 0));
+    assert_eq!((owner.counts().forks, owner.counts().unacknowledged), (1, 0));
 }
 
 #[test]
@@ -406,6 +421,8 @@ fn a_lost_owner_fails_its_users_and_who_waits_for_them() {
     user.release(asked);
     user.release(confirmed);
     assert_eq!(said(&mut user), []);
+    assert_eq!(user.counts().unacknowledged, 1);
+    assert!(user.handle_message(a(), RRefMessage::Accepted { fork: asked }));
     assert_eq!(user.counts(), UserCounts::default());
 }
 
@@ -429,10 +446,14 @@ fn a_broken_link_makes_both_sides_say_again_what_matters() {
     user.receive(RRefDesc { rref, owner: o(), fork: asked }, b());
     owner.fork_out(rref, fork(o(), 1), a()).unwrap();
     user.fork_out(own, fork(a(), 3), o()).unwrap();
+    user.fork_out(own, fork(a(), 4), o()).unwrap();
+    owner.sent(fork(o(), 1), LINK);
+    user.sent(fork(a(), 3), LINK);
+    user.sent(fork(a(), 4), LINK + 1);
     said(&mut user);
 
-    user.handle_link_broken(o());
-    owner.handle_link_broken(a());
+    user.handle_link_broken(o(), LINK);
+    owner.handle_link_broken(a(), LINK);
 
     let again =
         [(o(), RRefMessage::Fork { rref, fork: asked }), (o(), RRefMessage::Rescind { fork: fork(a(), 3) })];
@@ -446,9 +467,28 @@ fn a_broken_link_makes_both_sides_say_again_what_matters() {
     assert!(user.handle_message(o(), rescind));
     assert_eq!(said(&mut user), [(o(), RRefMessage::Unknown { fork: fork(o(), 1) })]);
     owner.handle_message(a(), RRefMessage::Unknown { fork: fork(o(), 1) });
-    assert_eq!((owner.counts().forks, owner.counts().unaccepted), (1, 0));
+    assert_eq!((owner.counts().forks, owner.counts().unacknowledged), (1, 0));
     assert!(user.handle_message(o(), RRefMessage::Unknown { fork: fork(a(), 3) }));
-    assert_eq!(user.counts().pending_children, 0);
+    // What is under way on another link may still come.
+    assert_eq!(user.counts().pending_children, 1);
+}
+
+#[test]
+fn what_is_given_to_a_link_that_has_broken_is_asked_after() {
+    let (mut owner, mut user) = shared();
+    let NewRRef { rref, fork: own } = new_rref();
+    user.fork_out(own, fork(a(), 3), b()).unwrap();
+    owner.fork_out(rref, fork(o(), 1), b()).unwrap();
+    user.handle_link_broken(b(), LINK);
+    owner.handle_link_broken(b(), LINK);
+    assert_eq!(said(&mut user), []);
+
+    user.sent(fork(a(), 3), LINK);
+    owner.sent(fork(o(), 1), LINK);
+
+    assert_eq!(said(&mut user), [(b(), RRefMessage::Rescind { fork: fork(a(), 3) })]);
+    let rescind = RRefMessage::Rescind { fork: fork(o(), 1) };
+    assert_eq!(effects(&mut owner), [OwnerEffect::Send(b(), rescind)]);
 }
 
 #[test]
@@ -458,10 +498,10 @@ fn a_delete_is_said_again_until_it_is_answered() {
     user.release(own);
     said(&mut user);
 
-    user.handle_link_broken(o());
+    user.handle_link_broken(o(), LINK);
     assert_eq!(said(&mut user), [(o(), RRefMessage::Delete { fork: own })]);
     user.handle_message(o(), RRefMessage::Deleted { fork: own });
-    user.handle_link_broken(o());
+    user.handle_link_broken(o(), LINK);
     assert_eq!(said(&mut user), []);
 }
 
@@ -569,8 +609,103 @@ fn what_others_say_of_forks_that_are_not_theirs_is_ignored() {
     user.handle_message(life(9), RRefMessage::Known { fork: own, alive: false });
     user.handle_message(life(9), RRefMessage::Deleted { fork: own });
 
-    assert_eq!(owner.counts(), OwnerCounts { rrefs: 1, forks: 2, unaccepted: 1, waiting: 0 });
+    assert_eq!(owner.counts(), OwnerCounts { rrefs: 1, forks: 2, unacknowledged: 1, waiting: 0 });
     assert_eq!(effects(&mut owner), []);
     assert_eq!((user.counts().users, user.counts().pending_children), (1, 1));
     assert_eq!(user.standing(own).unwrap().error, None);
+}
+
+// What the simulator and the property test found.
+
+#[test]
+fn an_accept_that_comes_twice_counts_no_fork_at_the_parent() {
+    let (_, mut user) = shared();
+    let own = new_rref().fork;
+    user.fork_out(own, fork(a(), 3), b()).unwrap();
+    let accept = RRefMessage::Accept { fork: fork(a(), 3) };
+
+    // Twice for the user: the parent's own table of values has nothing to do with it.
+    assert!(user.handle_message(b(), accept));
+    assert!(user.handle_message(b(), accept));
+
+    let accepted = (b(), RRefMessage::Accepted { fork: fork(a(), 3) });
+    assert_eq!(said(&mut user), [accepted, accepted]);
+}
+
+#[test]
+fn a_lost_accept_is_said_again_at_either_ends_word() {
+    let mut user = TestUser::new(b());
+    let child = fork(a(), 3);
+    user.receive(RRefDesc { rref: new_rref().rref, owner: o(), fork: child }, a());
+    user.handle_message(o(), RRefMessage::Known { fork: child, alive: true });
+    said(&mut user);
+
+    let again = [(a(), RRefMessage::Accept { fork: child })];
+    assert!(!user.handle_message(a(), RRefMessage::AskAgain), "for the owner too");
+    assert_eq!(said(&mut user), again);
+    user.handle_link_broken(a(), LINK);
+    assert_eq!(said(&mut user), again);
+
+    user.handle_message(a(), RRefMessage::Accepted { fork: child });
+    user.handle_link_broken(a(), LINK + 1);
+    assert_eq!(said(&mut user), []);
+}
+
+#[test]
+fn who_answered_asks_for_the_question_after_every_break() {
+    let (mut owner, _) = shared();
+    let own = new_rref().fork;
+    owner.handle_message(a(), RRefMessage::Delete { fork: own });
+    effects(&mut owner);
+
+    // The first word may have been lost as well.
+    for link in [LINK, LINK + 1] {
+        owner.handle_link_broken(a(), link);
+        assert_eq!(effects(&mut owner), [OwnerEffect::Send(a(), RRefMessage::AskAgain)]);
+    }
+}
+
+#[test]
+fn a_stale_answer_to_a_delete_does_not_hide_that_another_was_lost() {
+    let (mut owner, mut user) = shared();
+    let NewRRef { rref, fork: own } = new_rref();
+    let (known, deleted) =
+        (RRefMessage::Known { fork: own, alive: true }, RRefMessage::Deleted { fork: own });
+    owner.hold(rref);
+    user.release(own);
+    owner.handle_message(a(), RRefMessage::Delete { fork: own });
+    // An old word of the fork counts it again; the delete that answers is taken for answered, and lost.
+    owner.handle_message(a(), RRefMessage::Fork { rref, fork: own });
+    user.handle_message(o(), deleted);
+    user.handle_message(o(), known);
+    user.handle_message(o(), deleted);
+    assert_eq!(user.counts(), UserCounts::default());
+    said(&mut user);
+    effects(&mut owner);
+
+    user.handle_link_broken(o(), LINK);
+    assert_eq!(said(&mut user), [(o(), RRefMessage::AskAgain)]);
+    owner.handle_message(a(), RRefMessage::AskAgain);
+    assert_eq!(effects(&mut owner), [OwnerEffect::Send(a(), known)]);
+    user.handle_message(o(), known);
+
+    assert_eq!(said(&mut user), [(o(), RRefMessage::Delete { fork: own })]);
+}
+
+#[test]
+fn a_fork_under_way_on_a_sound_link_is_not_asked_after() {
+    let (mut owner, mut user) = shared();
+    let NewRRef { rref, fork: own } = new_rref();
+    owner.fork_out(rref, fork(o(), 1), b()).unwrap();
+    user.fork_out(own, fork(a(), 3), b()).unwrap();
+    owner.sent(fork(o(), 1), LINK + 1);
+    user.sent(fork(a(), 3), LINK + 1);
+
+    user.handle_link_broken(b(), LINK);
+    owner.handle_link_broken(b(), LINK);
+    user.handle_message(b(), RRefMessage::AskAgain);
+    owner.handle_message(b(), RRefMessage::AskAgain);
+
+    assert_eq!(said(&mut user), []);
+    assert_eq!(effects(&mut owner), []);
 }

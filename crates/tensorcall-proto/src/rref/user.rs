@@ -21,6 +21,10 @@ pub struct User<W> {
     /// Forks that were shared and that stand on one of `forks` until their holder says that the owner
     /// knows them.
     children: HashMap<ForkId, Child>,
+    /// Forks whose parents have been told that the owner knows them, and have not answered.
+    accepting: HashMap<ForkId, Life>,
+    /// Forks whose owners have been told that they came from them, and have not answered.
+    arrived: HashMap<ForkId, (RRefId, Life)>,
     /// Forks that the owner has been told of deleting, and has not answered.
     deleting: HashMap<ForkId, Life>,
     waits: HashMap<u64, Waiting<W>>,
@@ -28,6 +32,8 @@ pub struct User<W> {
     /// Forks that were here once.
     ended: Recent<ForkId>,
     lost: Recent<Life>,
+    /// Links that broke: a message may be given to one that did just now.
+    broken: Recent<u64>,
     /// Who ever got an answer.
     answered: HashSet<Life>,
     effects: VecDeque<Effect<W>>,
@@ -80,7 +86,7 @@ pub struct UserCounts {
     /// Forks that were shared and are not accepted.
     pub pending_children: usize,
     /// Messages that are not answered, waits for [`RRefMessage::Accept`] included. What a wave counts
-    /// (TERM-1), together with [`OwnerCounts::unaccepted`](super::OwnerCounts::unaccepted).
+    /// (TERM-1), together with [`OwnerCounts::unacknowledged`](super::OwnerCounts::unacknowledged).
     pub unacknowledged: usize,
 }
 
@@ -113,6 +119,10 @@ enum Stage {
 struct Child {
     of: ForkId,
     to: Life,
+    /// The link that its message was given to.
+    link: Option<u64>,
+    /// Whether that link broke.
+    is_doubtful: bool,
 }
 
 #[derive(Debug)]
@@ -128,11 +138,14 @@ impl<W> User<W> {
             me,
             forks: HashMap::new(),
             children: HashMap::new(),
+            accepting: HashMap::new(),
+            arrived: HashMap::new(),
             deleting: HashMap::new(),
             waits: HashMap::new(),
             next_wait: 0,
             ended: Recent::new(),
             lost: Recent::new(),
+            broken: Recent::new(),
             answered: HashSet::new(),
             effects: VecDeque::new(),
             to_self: VecDeque::new(),
@@ -181,18 +194,18 @@ impl<W> User<W> {
         let mut held = Fork::new(rref, owner, Stage::Asking);
         held.parent = Some(from);
         if from == owner {
-            // It counts already; all the same the owner wants to know that it arrived.
+            // It counts already; all the same the owner is to know that it arrived.
             held.stage = Stage::Confirmed;
             held.parent = None;
         }
         self.forks.insert(fork, held);
-        let message = RRefMessage::Fork { rref, fork };
         if self.lost.contains(&owner) {
             self.lose_owner(fork);
-        } else if from == owner {
-            self.answer(owner, message);
         } else {
-            self.send(owner, message);
+            if from == owner {
+                self.arrived.insert(fork, (rref, owner));
+            }
+            self.send(owner, RRefMessage::Fork { rref, fork });
         }
         Received::New
     }
@@ -210,13 +223,26 @@ impl<W> User<W> {
             return Err(error);
         }
         let desc = RRefDesc { rref: known.rref, owner: known.owner, fork };
-        if !self.lost.contains(&to) && self.children.insert(fork, Child { of, to }).is_none() {
+        let child = Child { of, to, link: None, is_doubtful: false };
+        if !self.lost.contains(&to) && self.children.insert(fork, child).is_none() {
             known.children += 1;
         }
         Ok(desc)
     }
 
-    /// The message with this fork was never sent: one that was shared, or one that was to be created.
+    /// The message with a fork that was shared goes on this link, which has a number of its own for ever. May be
+    /// told before or after, and though the link has broken meanwhile.
+    pub fn sent(&mut self, fork: ForkId, link: u64) {
+        let Some(child) = self.children.get_mut(&fork) else { return };
+        child.link = Some(link);
+        if self.broken.contains(&link) {
+            child.is_doubtful = true;
+            let to = child.to;
+            self.send(to, RRefMessage::Rescind { fork });
+        }
+    }
+
+    /// The message with this fork was given to no link: one that was shared, or one that was to be created.
     pub fn unsent(&mut self, fork: ForkId) {
         self.drop_child(fork);
         if let Some(known) = self.forks.get_mut(&fork)
@@ -283,11 +309,17 @@ impl<W> User<W> {
                 }
             }
             RRefMessage::Rescind { fork } => self.handle_rescind(from, fork),
-            RRefMessage::Accept { fork } | RRefMessage::Unknown { fork } => {
-                let Some(child) = self.children.get(&fork) else { return false };
-                if child.to == from {
-                    self.drop_child(fork);
+            RRefMessage::Accept { fork } => {
+                self.drop_child_of(fork, from);
+                self.answer(from, RRefMessage::Accepted { fork });
+            }
+            RRefMessage::Unknown { fork } => return self.drop_child_of(fork, from),
+            RRefMessage::Accepted { fork } => {
+                let is_here = self.accepting.get(&fork) == Some(&from);
+                if is_here {
+                    self.accepting.remove(&fork);
                 }
+                return is_here;
             }
             RRefMessage::AskAgain => {
                 self.ask_again(from);
@@ -303,10 +335,10 @@ impl<W> User<W> {
     pub fn handle_lost(&mut self, life: Life) {
         self.lost.insert(life);
         self.answered.remove(&life);
+        self.accepting.retain(|_, parent| *parent != life);
+        self.arrived.retain(|_, (_, owner)| *owner != life);
         self.deleting.retain(|_, owner| *owner != life);
-        let mut children: Vec<ForkId> = self.children_of(life);
-        children.sort_unstable();
-        for child in children {
+        for child in self.children_of(life) {
             self.drop_child(child);
         }
         for known in self.forks.values_mut().filter(|known| known.parent == Some(life)) {
@@ -317,12 +349,16 @@ impl<W> User<W> {
         }
     }
 
-    /// A link with a life of a worker broke, or was made anew: what was sent may be lost.
+    /// A link with a life of a worker broke: what was sent on it may be lost.
     ///
-    /// Says again what is not answered, and asks for the children that are not accepted. To be called at both
-    /// ends, after all that was read from the link has been handled. What is sent on a link that is known to be
-    /// broken, and what cannot be sent at all, is [`User::unsent`].
-    pub fn handle_link_broken(&mut self, life: Life) {
+    /// Says again what is not answered, and asks for the children that went on that link. To be called at both
+    /// ends, after all that was read from the link has been handled, and when the worker can be sent to
+    /// again.
+    pub fn handle_link_broken(&mut self, life: Life, link: u64) {
+        self.broken.insert(link);
+        for child in self.children.values_mut() {
+            child.is_doubtful |= child.to == life && child.link == Some(link);
+        }
         if self.answered.contains(&life) {
             self.send(life, RRefMessage::AskAgain);
         }
@@ -355,7 +391,11 @@ impl<W> User<W> {
             users: self.forks.len(),
             pending_users: asking + self.forks.values().filter(creating).count(),
             pending_children: self.children.len(),
-            unacknowledged: asking + self.deleting.len() + self.children.len(),
+            unacknowledged: asking
+                + self.children.len()
+                + self.accepting.len()
+                + self.arrived.len()
+                + self.deleting.len(),
         }
     }
 
@@ -370,20 +410,28 @@ impl<W> User<W> {
                 self.send(life, RRefMessage::Fork { rref, fork });
             }
         }
+        let arrived = self.arrived.iter().filter(|&(_, &(_, owner))| owner == life);
+        let arrived = arrived.map(|(&fork, &(rref, _))| RRefMessage::Fork { rref, fork });
+        let accepting = self.accepting.iter().filter(|&(_, parent)| *parent == life);
+        let accepting = accepting.map(|(&fork, _)| RRefMessage::Accept { fork });
         let deleting = self.deleting.iter().filter(|&(_, owner)| *owner == life);
-        let mut deleting: Vec<ForkId> = deleting.map(|(&fork, _)| fork).collect();
-        deleting.sort_unstable();
-        for fork in deleting {
-            self.send(life, RRefMessage::Delete { fork });
+        let deleting = deleting.map(|(&fork, _)| RRefMessage::Delete { fork });
+        let mut again: Vec<RRefMessage> = arrived.chain(accepting).chain(deleting).collect();
+        again.sort_unstable();
+        for message in again {
+            self.send(life, message);
         }
-        let mut children = self.children_of(life);
-        children.sort_unstable();
-        for fork in children {
-            self.send(life, RRefMessage::Rescind { fork });
+        for fork in self.children_of(life) {
+            if self.children.get(&fork).is_some_and(|child| child.is_doubtful) {
+                self.send(life, RRefMessage::Rescind { fork });
+            }
         }
     }
 
     fn handle_known(&mut self, from: Life, fork: ForkId, alive: bool) {
+        if self.arrived.get(&fork).is_some_and(|&(_, owner)| owner == from) {
+            self.arrived.remove(&fork);
+        }
         let Some(known) = self.forks.get_mut(&fork) else {
             // The owner counts a fork that is no more: a message that was late or said twice. Even while a
             // delete is under way, it may be older than the count.
@@ -397,6 +445,7 @@ impl<W> User<W> {
         }
         if alive {
             self.confirm(fork, from);
+            self.sweep(fork);
         } else {
             known.stage = Stage::Unfounded;
             self.fail(fork, RRefError::Freed);
@@ -409,9 +458,10 @@ impl<W> User<W> {
         match self.forks.get_mut(&fork) {
             Some(known) if known.stage == Stage::Asking => known.parent = Some(from),
             Some(&mut Fork { rref, owner, .. }) if owner == from => {
-                self.answer(from, RRefMessage::Fork { rref, fork });
+                self.arrived.insert(fork, (rref, owner));
+                self.send(from, RRefMessage::Fork { rref, fork });
             }
-            Some(_) => self.answer(from, RRefMessage::Accept { fork }),
+            Some(_) => self.thank(fork, from),
             // Never came, or was given back, which the owner knows. If it comes late, the owner is asked.
             None => self.answer(from, RRefMessage::Unknown { fork }),
         }
@@ -434,8 +484,15 @@ impl<W> User<W> {
         if let Some(known) = self.forks.get_mut(&fork)
             && let Some(parent) = known.parent.take()
         {
-            self.answer(parent, RRefMessage::Accept { fork });
+            self.thank(fork, parent);
         }
+    }
+
+    fn thank(&mut self, fork: ForkId, parent: Life) {
+        if parent != self.me && !self.lost.contains(&parent) {
+            self.accepting.insert(fork, parent);
+        }
+        self.send(parent, RRefMessage::Accept { fork });
     }
 
     fn lose_owner(&mut self, fork: ForkId) {
@@ -468,6 +525,16 @@ impl<W> User<W> {
         }
     }
 
+    /// Whether there is such a child.
+    fn drop_child_of(&mut self, fork: ForkId, holder: Life) -> bool {
+        match self.children.get(&fork) {
+            Some(child) if child.to == holder => self.drop_child(fork),
+            Some(_) => {}
+            None => return false,
+        }
+        true
+    }
+
     fn drop_child(&mut self, child: ForkId) {
         let Some(Child { of, .. }) = self.children.remove(&child) else { return };
         if let Some(known) = self.forks.get_mut(&of) {
@@ -482,7 +549,9 @@ impl<W> User<W> {
             return;
         };
         let is_over = match stage {
-            Stage::Confirmed | Stage::Unfounded => true,
+            // What came from the owner is deleted when that knows that it arrived, lest one overtake the other.
+            Stage::Confirmed => !self.arrived.contains_key(&fork),
+            Stage::Unfounded => true,
             // Given up: the answer may never come.
             Stage::Creating => error.is_some(),
             Stage::Asking => false,
@@ -514,7 +583,10 @@ impl<W> User<W> {
     }
 
     fn children_of(&self, life: Life) -> Vec<ForkId> {
-        self.children.iter().filter(|(_, child)| child.to == life).map(|(&fork, _)| fork).collect()
+        let shared = self.children.iter().filter(|(_, child)| child.to == life);
+        let mut forks: Vec<ForkId> = shared.map(|(&fork, _)| fork).collect();
+        forks.sort_unstable();
+        forks
     }
 
     fn sorted(&self, which: impl Fn(&Fork) -> bool) -> Vec<ForkId> {

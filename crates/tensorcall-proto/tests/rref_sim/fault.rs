@@ -38,6 +38,8 @@ pub(crate) enum Fault {
     UnreadNotRegistered,
     /// A creation that does not run is not given up.
     AbandonedNotTold,
+    /// What is not acknowledged is not reported.
+    NothingReported,
     /// A function runs before its arguments are confirmed.
     RunsUnconfirmed,
 }

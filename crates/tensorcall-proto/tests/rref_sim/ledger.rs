@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tensorcall_proto::ids::{ForkId, Life, RRefId};
 
+use crate::network::LinkKey;
+
 /// An invariant that does not hold.
 #[derive(Debug, Clone)]
 pub(crate) struct Violation {
@@ -39,6 +41,8 @@ struct Fork {
     of: Option<ForkId>,
     holder: Life,
     is_under_way: bool,
+    /// The link that its message went on.
+    way: Option<(LinkKey, u64)>,
     /// Handles that the holder has.
     held: usize,
     /// Whether the owner has heard of it.
@@ -64,6 +68,18 @@ impl Ledger {
     pub(crate) fn shared(&mut self, rref: RRefId, fork: ForkId, of: Option<ForkId>, to: Life) {
         let is_counted = of.is_none();
         self.add(fork, Fork { of, is_under_way: true, is_counted, ..Fork::new(rref, to) });
+    }
+
+    /// The message with a fork is sent on a link.
+    pub(crate) fn sent(&mut self, fork: ForkId, link: LinkKey, generation: u64) {
+        if let Some(fork) = self.forks.get_mut(&fork) {
+            fork.way = Some((link, generation));
+        }
+    }
+
+    /// The link that a fork went on.
+    pub(crate) fn way_of(&self, fork: ForkId) -> Option<(LinkKey, u64)> {
+        self.forks.get(&fork)?.way
     }
 
     /// The message with a fork is nowhere any more.
@@ -225,6 +241,15 @@ impl Ledger {
 
 impl Fork {
     fn new(rref: RRefId, holder: Life) -> Self {
-        Self { rref, of: None, holder, is_under_way: false, held: 0, is_counted: false, is_given_up: false }
+        Self {
+            rref,
+            of: None,
+            holder,
+            is_under_way: false,
+            way: None,
+            held: 0,
+            is_counted: false,
+            is_given_up: false,
+        }
     }
 }

@@ -5,6 +5,7 @@
 //!   that there is no value (RREF-1), but for the limit that `docs/rref.md` names.
 //! - *Leak*: when every program has dropped all it had and nothing is under way, both machines of every
 //!   live worker are empty, and nothing is unacknowledged (TERM-1).
+//! - *Quiet*: when every worker reports that nothing is under way, nothing is (TERM-1).
 //! - *Confirmed before run*: a function runs when the owners know its arguments, or not at all.
 //! - *Nothing hangs*: every request is answered, every value that is waited for comes or fails.
 //!
@@ -29,28 +30,28 @@ use world::{Summary, World};
 
 #[test]
 fn references_are_freed_when_nobody_has_them_and_not_before() {
-    let total = survey(Family::Calm, seeds(3_000));
+    let total = survey(Family::Calm, seeds(2_000));
 
     assert!(total.forks > 10 * total.crashes, "{total:?}");
 }
 
 #[test]
 fn links_that_break_lose_no_reference() {
-    let total = survey(Family::Links, seeds(3_000));
+    let total = survey(Family::Links, seeds(2_000));
 
     assert!(total.cuts > 0 && total.crashes == 0, "{total:?}");
 }
 
 #[test]
 fn workers_that_die_hold_nothing_and_their_next_lives_are_others() {
-    let total = survey(Family::Lives, seeds(3_000));
+    let total = survey(Family::Lives, seeds(2_000));
 
     assert!(total.crashes > 0, "{total:?}");
 }
 
 #[test]
 fn hundreds_of_workers_end_with_empty_tables() {
-    let total = survey(Family::Hundreds, seeds(3_000).div_ceil(300));
+    let total = survey(Family::Hundreds, seeds(2_000).div_ceil(200));
 
     assert!(total.rrefs > 1_000, "{total:?}");
 }
@@ -154,6 +155,11 @@ fn forks_of_a_message_that_was_not_read_are_found() {
 #[test]
 fn a_creation_that_never_runs_and_is_kept_is_found() {
     find(Fault::AbandonedNotTold, Family::Lives, &["leak", "nothing hangs"]);
+}
+
+#[test]
+fn messages_under_way_that_are_not_reported_are_found() {
+    find(Fault::NothingReported, Family::Calm, &["quiet"]);
 }
 
 #[test]

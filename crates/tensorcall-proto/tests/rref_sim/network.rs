@@ -118,8 +118,9 @@ pub(crate) struct Network {
     links: BTreeMap<LinkKey, Link>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Link {
+    number: u64,
     /// Generations below this one are broken.
     broken_below: u64,
     /// The generation that each end uses: who opened it, who accepted it.
@@ -152,13 +153,28 @@ impl Network {
 
     /// The generation of a link that `end` sends on.
     pub(crate) fn generation(&mut self, link: LinkKey, end: Life) -> u64 {
-        self.links.entry(link).or_default().at_end[usize::from(link.1 == end)]
+        self.link(link).at_end[usize::from(link.1 == end)]
+    }
+
+    /// What the machines call a link of one generation.
+    pub(crate) fn number(&mut self, link: LinkKey, generation: u64) -> u64 {
+        1_000 * self.link(link).number + generation
+    }
+
+    /// Whether what was sent on a link may be lost.
+    pub(crate) fn is_broken(&mut self, link: LinkKey, generation: u64) -> bool {
+        generation < self.link(link).broken_below
+    }
+
+    fn link(&mut self, key: LinkKey) -> &mut Link {
+        let number = self.links.len() as u64;
+        self.links.entry(key).or_insert(Link { number, broken_below: 0, at_end: [0; 2] })
     }
 
     /// Sends a message. Gives it back if it is lost at once.
     #[must_use = "what is lost is nowhere any more"]
     pub(crate) fn send(&mut self, rng: &mut Rng, scenario: &Scenario, packet: Packet) -> Option<Packet> {
-        if packet.generation < self.links.entry(packet.link).or_default().broken_below {
+        if self.is_broken(packet.link, packet.generation) {
             return Some(packet);
         }
         if matches!(packet.body, Body::RRef(_)) && rng.chance(scenario.duplicates) {
@@ -173,13 +189,13 @@ impl Network {
     /// Whether a message that is due arrives.
     pub(crate) fn arrives(&mut self, rng: &mut Rng, packet: &Packet) -> bool {
         let used = self.generation(packet.link, packet.to);
-        let is_broken = packet.generation < self.links.entry(packet.link).or_default().broken_below;
+        let is_broken = self.is_broken(packet.link, packet.generation);
         packet.generation >= used && !(is_broken && rng.chance(50))
     }
 
     /// Breaks a link, which its ends notice.
     pub(crate) fn cut(&mut self, rng: &mut Rng, scenario: &Scenario, key: LinkKey) {
-        let link = self.links.entry(key).or_default();
+        let link = self.link(key);
         let generation = link.at_end[0].max(link.at_end[1]);
         link.broken_below = generation + 1;
         for at in [key.0, key.1] {
@@ -188,12 +204,12 @@ impl Network {
         }
     }
 
-    /// An end notices that a link is gone. Whether that is news.
-    pub(crate) fn notice(&mut self, link: LinkKey, end: Life, generation: u64) -> bool {
-        let used = &mut self.links.entry(link).or_default().at_end[usize::from(link.1 == end)];
-        let is_news = *used <= generation;
+    /// An end notices that a link is gone, and those before it. Returns the numbers that are news.
+    pub(crate) fn notice(&mut self, key: LinkKey, end: Life, generation: u64) -> Vec<u64> {
+        let used = &mut self.link(key).at_end[usize::from(key.1 == end)];
+        let news = *used..=generation;
         *used = (*used).max(generation + 1);
-        is_news
+        news.map(|generation| self.number(key, generation)).collect()
     }
 }
 

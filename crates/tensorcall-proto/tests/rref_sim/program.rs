@@ -130,7 +130,7 @@ impl Worker {
             self.unsend(env, &rrefs);
             return self.fail_calls(env, |call| call.to == to);
         }
-        env.send(self.life, to, (self.life, to), generation, Body::Call { id, what, rrefs });
+        self.send(env, to, (self.life, to), generation, Body::Call { id, what, rrefs });
         if env.rng.chance(env.scenario.timeouts) {
             let patience = env.rng.between(1, 6 * env.scenario.delay);
             env.net.after(patience, Event::Timeout { at: self.life, call: id });
@@ -281,7 +281,7 @@ impl Worker {
             }
         }
         if let What::Fetch(rref) = run.what {
-            self.owner.cancel_wait(rref, |&waiter| self.runs.get(&waiter).is_none());
+            self.owner.cancel_wait(rref, |&waiter| !self.runs.contains_key(&waiter));
         }
         self.release_all(env, std::mem::take(&mut run.handles));
         self.answer(env, &run, Outcome::NotRun, Vec::new());
@@ -321,12 +321,11 @@ impl Worker {
     }
 
     fn answer(&mut self, env: &mut Env, run: &Run, outcome: Outcome, rrefs: Vec<RRefDesc>) {
-        let is_closed = env.net.generation(run.link, self.life) > run.generation;
-        if is_closed || self.lost.contains(&run.from) {
+        if self.lost.contains(&run.from) {
             return self.unsend(env, &rrefs);
         }
         let body = Body::Reply { id: run.id, outcome, rrefs };
-        env.send(self.life, run.from, run.link, run.generation, body);
+        self.send(env, run.from, run.link, run.generation, body);
     }
 
     /// An answer arrives, perhaps late.
@@ -343,10 +342,11 @@ impl Worker {
             return self.release_all(env, handles);
         };
         match call.what {
-            What::Create(NewRRef { fork, .. }) if outcome == Outcome::Done => {
-                if call.is_waited_for || !env.has(Fault::TombstoneForgotten) {
-                    self.user.creation_done(fork, from);
-                }
+            What::Create(NewRRef { fork, .. })
+                if outcome == Outcome::Done
+                    && (call.is_waited_for || !env.has(Fault::TombstoneForgotten)) =>
+            {
+                self.user.creation_done(fork, from);
             }
             What::Fetch(_) if outcome == Outcome::Gone => {
                 if let Some(Handle::User { fork, .. }) = call.handle {

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tensorcall_proto::ids::{ForkId, Life, RRefId, Rank};
 use tensorcall_proto::rref::{
-    Found, Owner, OwnerEffect, RRefDesc, RRefError, RRefMessage, Received, User, UserEffect,
+    Found, Owner, OwnerCounts, OwnerEffect, RRefDesc, RRefError, RRefMessage, Received, User, UserCounts,
+    UserEffect,
 };
 
 use crate::fault::Fault;
@@ -62,13 +63,6 @@ impl Env {
         self.fault == Some(fault)
     }
 
-    pub(crate) fn send(&mut self, from: Life, to: Life, link: LinkKey, generation: u64, body: Body) {
-        let packet = Packet { from, to, link, generation, body };
-        if let Some(lost) = self.net.send(&mut self.rng, &self.scenario, packet) {
-            self.vanish(&lost);
-        }
-    }
-
     /// A message is nowhere any more.
     pub(crate) fn vanish(&mut self, packet: &Packet) {
         let (Body::Call { rrefs, .. } | Body::Reply { rrefs, .. }) = &packet.body else { return };
@@ -117,6 +111,22 @@ impl Worker {
             self.owner.unsent(fork);
         }
         Some(desc)
+    }
+
+    /// A message that was packed is sent, perhaps on a link that is known to be broken.
+    pub(crate) fn send(&mut self, env: &mut Env, to: Life, link: LinkKey, generation: u64, body: Body) {
+        if let Body::Call { rrefs, .. } | Body::Reply { rrefs, .. } = &body {
+            let number = env.net.number(link, generation);
+            for desc in rrefs {
+                env.ledger.sent(desc.fork, link, generation);
+                self.user.sent(desc.fork, number);
+                self.owner.sent(desc.fork, number);
+            }
+        }
+        let packet = Packet { from: self.life, to, link, generation, body };
+        if let Some(lost) = env.net.send(&mut env.rng, &env.scenario, packet) {
+            env.vanish(&lost);
+        }
     }
 
     /// A message that was packed is not sent.
@@ -210,8 +220,7 @@ impl Worker {
                     return self.say(env, from, RRefMessage::Known { fork, alive: true });
                 }
                 if env.has(Fault::ForkCountedTwice) && !self.said.insert(fork) {
-                    let second = ForkId::new(from, u64::MAX - self.next_id());
-                    self.owner.handle_message(from, RRefMessage::Fork { rref, fork: second });
+                    self.owner.hold(rref);
                 }
                 env.ledger.counted(fork);
             }
@@ -232,6 +241,7 @@ impl Worker {
             }
             RRefMessage::Rescind { .. } if env.has(Fault::NotRescinded) => return,
             RRefMessage::Accept { .. }
+            | RRefMessage::Accepted { .. }
             | RRefMessage::Deleted { .. }
             | RRefMessage::Rescind { .. }
             | RRefMessage::AskAgain => {}
@@ -248,15 +258,18 @@ impl Worker {
         if !self.user.handle_message(from, message) {
             self.owner.handle_message(from, message);
         }
-        if stood_by(self) != before {
+        if stood_by(self) != before
+            && let Some((link, generation)) = env.ledger.way_of(fork)
+            && env.net.is_broken(link, generation)
+        {
             env.ledger.given_up(fork);
         }
     }
 
-    pub(crate) fn link_broken(&mut self, env: &Env, peer: Life) {
+    pub(crate) fn link_broken(&mut self, env: &Env, peer: Life, number: u64) {
         if !env.has(Fault::NotSaidAgain) {
-            self.user.handle_link_broken(peer);
-            self.owner.handle_link_broken(peer);
+            self.user.handle_link_broken(peer, number);
+            self.owner.handle_link_broken(peer, number);
         }
     }
 
@@ -337,24 +350,31 @@ impl Worker {
         }
     }
 
-    /// What must hold when everything is over.
-    pub(crate) fn check_quiet(&self, env: &mut Env) {
+    /// What a wave is told (TERM-1).
+    pub(crate) fn under_way(&self, env: &Env) -> usize {
+        let reported = self.user.counts().unacknowledged + self.owner.counts().unacknowledged;
+        let is_reported = !env.has(Fault::NothingReported);
+        self.calls.len() + self.runs.len() + if is_reported { reported } else { 0 }
+    }
+
+    /// What is left when everything is over: nothing, if all is well.
+    pub(crate) fn leftover(&self) -> Option<String> {
         let (user, owner) = (self.user.counts(), self.owner.counts());
-        if user != Default::default() || owner != Default::default() {
-            let forks: Vec<_> = self.owner.forks().collect();
-            let users: Vec<_> = self.user.forks().collect();
-            let text = format!("{} ends with {owner:?} {forks:?}, {user:?} {users:?}", self.life);
-            env.ledger.breaks("leak", || text);
-        }
-        if !(self.runs.is_empty() && self.calls.is_empty() && self.values.is_empty()) {
-            let text = format!("{} ends with {:?} {:?} {:?}", self.life, self.runs, self.calls, self.values);
-            env.ledger.breaks("nothing hangs", || text);
-        }
+        let is_clean = user == UserCounts::default() && owner == OwnerCounts::default();
+        let forks: Vec<_> = self.owner.forks().chain(self.user.forks()).collect();
+        (!is_clean).then(|| format!("{} ends with {owner:?}, {user:?}, {forks:?}\n", self.life))
+    }
+
+    /// What never ended.
+    pub(crate) fn unfinished(&self) -> Option<String> {
+        let Self { life, runs, calls, values, .. } = self;
+        let is_done = runs.is_empty() && calls.is_empty() && values.is_empty();
+        (!is_done).then(|| format!("{life} ends with {runs:?}, {calls:?}, {values:?}\n"))
     }
 
     fn say(&mut self, env: &mut Env, to: Life, message: RRefMessage) {
         let link = (self.life, to);
         let generation = env.net.generation(link, self.life);
-        env.send(self.life, to, link, generation, Body::RRef(message));
+        self.send(env, to, link, generation, Body::RRef(message));
     }
 }

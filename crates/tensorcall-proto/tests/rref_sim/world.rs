@@ -62,8 +62,14 @@ impl World {
                 return Err(violation.clone());
             }
         }
-        for worker in self.workers.iter().filter(|worker| worker.is_alive) {
-            worker.check_quiet(&mut self.env);
+        let live = || self.workers.iter().filter(|worker| worker.is_alive);
+        for (invariant, text) in [
+            ("leak", live().filter_map(Worker::leftover).collect::<String>()),
+            ("nothing hangs", live().filter_map(Worker::unfinished).collect()),
+        ] {
+            if !text.is_empty() {
+                self.env.ledger.breaks(invariant, || text);
+            }
         }
         if let Some(violation) = self.env.ledger.violation() {
             return Err(violation.clone());
@@ -140,9 +146,11 @@ impl World {
                 self.summary.cuts += 1;
             }
             Event::Broken { at, link, generation } => self.with(at, |worker, env| {
-                if env.net.notice(link, at, generation) {
-                    worker.fail_calls_on(env, link, generation);
-                    worker.link_broken(env, if link.0 == at { link.1 } else { link.0 });
+                let peer = if link.0 == at { link.1 } else { link.0 };
+                let news = env.net.notice(link, at, generation);
+                worker.fail_calls_on(env, link, generation);
+                for number in news {
+                    worker.link_broken(env, peer, number);
                 }
             }),
             Event::Crash { rank } => self.crash(rank),
@@ -159,6 +167,24 @@ impl World {
             act(worker, &mut self.env);
             worker.settle(&mut self.env);
             worker.check(&mut self.env);
+            self.check_reports();
+        }
+    }
+
+    /// When nobody reports anything under way, nothing is. Not so where messages arrive twice: the second one
+    /// may undo what was reported, for a while.
+    fn check_reports(&mut self) {
+        let Scenario { cuts, crashes, duplicates, .. } = self.env.scenario;
+        if cuts + crashes + duplicates > 0 || self.workers.len() > 10 {
+            return;
+        }
+        let is_idle = |worker: &Worker| worker.under_way(&self.env) == 0 && worker.user.counts().users == 0;
+        if !self.workers.iter().all(is_idle) {
+            return;
+        }
+        for worker in self.workers.iter().filter(|worker| worker.owner.counts().forks > 0) {
+            let text = || format!("nothing is under way, but {} counts forks", worker.life);
+            self.env.ledger.breaks("quiet", text);
         }
     }
 

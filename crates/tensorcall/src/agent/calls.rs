@@ -71,8 +71,15 @@ impl Inner {
             let text = format!("the call of {} on worker '{}': {error}", request.label, peer.name());
             return Err(CallError::Failed(Error::usage(text)));
         }
+        if let Some(rref) = &request.creates
+            && !(rref.is_of(&self.this) && rref.owner() == peer.life())
+        {
+            let text = format!("{rref} was not made for a call to worker '{}'", peer.name());
+            return Err(CallError::Failed(Error::usage(text)));
+        }
         // Before the message exists, so that whatever becomes of it, the forks in it are known of.
         let forks = self.fork_all(&request.body.rrefs, peer.life()).map_err(CallError::Failed)?;
+        let fetches = matches!(request.function, FunctionRef::Fetch(_));
         let (promise, future) = promise();
         let mut state = peer.state.lock();
         let refusal = if self.is_closed() {
@@ -90,9 +97,8 @@ impl Inner {
             function: Arc::clone(&request.label),
             timeout: request.timeout.unwrap_or_default(),
             rref: request.creates.clone(),
-            forks: forks.iter().map(|desc| desc.fork).collect(),
+            fetches,
         };
-        let fetches = matches!(request.function, FunctionRef::Fetch(_));
         // References are never held back.
         let passes = nested || fetches;
         let Ok(id) = state.calls.try_start(deadline, bytes, passes, ticket) else {

@@ -7,14 +7,14 @@ use std::time::Instant;
 use tensorcall_proto::ids::{Identity, MessageId, Rank};
 use tensorcall_proto::wire::message::{FailureKind, Message, Outcome, Phase, Reply};
 
-use super::peers::{GivenUp, Gone, Peer, PeerState, Ticket, Way};
+use super::peers::{Gone, Peer, PeerState, Ticket, Way};
 use super::serve::CallerLink;
 use super::{Inner, LinkEntry};
 use crate::body::Received;
 use crate::clock::now;
 use crate::error::Error;
 use crate::future::Response;
-use crate::transport::{Closed, Events, Inbound, Link, LinkId};
+use crate::transport::{Closed, Events, Inbound, Link, LinkId, Outbound};
 
 impl Events for Inner {
     fn next_link(&self) -> LinkId {
@@ -58,12 +58,11 @@ impl Events for Inner {
 
     fn closed(&self, link: LinkId, why: Closed) {
         let entry = self.links.lock().remove(&link);
-        self.forks_dropped_on(link);
         match entry {
             Some(LinkEntry::Outgoing(peer)) => self.way_closed(&peer, link, why),
             Some(LinkEntry::Accepted(identity, _)) => {
                 self.drop_fetches_on(link);
-                self.rref_link_broken(identity.life());
+                self.rref_link_broken(identity.life(), link);
                 match self.peer_in_life(&identity) {
                     // The process may be dead, or only this connection: finding a way to it tells.
                     Some(peer) if !self.is_closed() => self.reach(&peer),
@@ -139,17 +138,13 @@ impl Inner {
             let finished = state.calls.finish(reply.id);
             let given_up = state.given_up.remove(&reply.id);
             drop(state);
-            if let Some(GivenUp { creates, forks }) = given_up {
-                self.forks_arrived(&forks);
-                if let Some(fork) = creates {
-                    self.late_creation(fork, peer.life());
-                }
+            if let Some(fork) = given_up {
+                self.late_creation(fork, peer.life());
             }
             let Some(ticket) = finished else {
                 tracing::debug!(peer = %peer.info.identity, message_id = %reply.id, kind = "reply", "late reply dropped");
                 return None;
             };
-            self.forks_arrived(&ticket.forks);
             let outcome = match reply.outcome {
                 Outcome::Returned { encoding } => Ok(Response { raised: false, encoding, body }),
                 Outcome::Raised { encoding } => Ok(Response { raised: true, encoding, body }),
@@ -179,13 +174,19 @@ impl Inner {
         }
         let known = state.gone.is_some();
         drop(state);
+        // Those that went by another link may wait there for a value that this one was to bring.
+        let waiting = failed.iter().filter(|(_, ticket, _)| ticket.fetches).map(|(id, ..)| *id);
+        let waiting: Vec<_> = if known { Vec::new() } else { waiting.collect() };
         self.fail(peer, failed, &gone);
         if lost {
             tracing::info!(peer = %peer.info.identity, ?gone, "peer lost");
             self.peer_gone(peer, false);
         } else if !known && !self.is_closed() {
-            self.rref_link_broken(peer.life());
+            self.rref_link_broken(peer.life(), link);
             self.reach_again(peer);
+            for id in waiting {
+                self.post(peer, Outbound::plain(Message::Cancel { id }));
+            }
         }
         self.became_idle();
     }
@@ -257,7 +258,11 @@ impl Inner {
     /// What a peer asked for is no longer wanted, and waves do without it.
     fn peer_gone(&self, peer: &Peer, left: bool) {
         self.drop_requests_of(&peer.info.identity);
-        if left { self.rref_left(peer.life()) } else { self.rref_lost(peer.life()) }
+        if left {
+            self.rref_left(peer.life());
+        } else {
+            self.rref_lost(peer.life());
+        }
         self.group_gone(peer.rank(), left);
     }
 

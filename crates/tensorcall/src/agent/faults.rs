@@ -80,6 +80,7 @@ impl Inner {
                 });
             }
             Fault::Fail(text) => {
+                self.forks_unsent(&message.rrefs);
                 self.complete(|| {
                     let ticket = peer.state.lock().calls.finish(id)?;
                     Some((ticket, Err(Error::new(ErrorKind::Io, text))))

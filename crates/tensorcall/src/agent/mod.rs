@@ -165,11 +165,16 @@ impl Agent {
     /// # Errors
     ///
     /// [`ErrorKind::Io`] if it cannot listen or start its thread, [`ErrorKind::Usage`] for an address
-    /// that this host does not have.
+    /// that this host does not have, or without a secret.
     pub fn start(config: AgentConfig, handler: Arc<dyn Handler>) -> Result<Self> {
+        if config.secret.is_empty() {
+            return Err(Error::usage(
+                "an agent that others can reach needs a secret, which must not be empty",
+            ));
+        }
         let incarnation = Incarnation::new(random()?);
         let name = format!("tensorcall-{:016x}-{}", incarnation.get(), config.rank);
-        let ip = socket::listen_ip(config.listen_address.as_deref(), config.rendezvous_host.as_deref())?;
+        let ip = config.listening()?.ip;
         let listeners = vec![socket::listen_unix(&name)?, socket::listen_tcp(ip)?];
         Self::start_with(config, handler, incarnation, &Hub::new(), listeners)
     }

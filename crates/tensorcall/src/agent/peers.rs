@@ -72,8 +72,8 @@ pub(crate) struct Peer {
 #[derive(Debug)]
 pub(crate) struct PeerState {
     pub(crate) calls: InFlight<Ticket>,
-    /// What is to be done when the answers of calls come that are over for their callers.
-    pub(crate) given_up: HashMap<MessageId, GivenUp>,
+    /// Creating calls that ended before their answer came, which will tell that the owner knows the fork.
+    pub(crate) given_up: HashMap<MessageId, ForkId>,
     /// The outgoing links, by [`Lane`].
     pub(crate) ways: [Way; 2],
     pub(crate) gone: Option<Gone>,
@@ -90,19 +90,10 @@ pub(crate) struct Ticket {
     pub(crate) promise: Promise,
     pub(crate) function: Arc<str>,
     pub(crate) timeout: Duration,
-    /// The reference that the call makes, or asks the value of: it is needed at least until then.
+    /// The reference that the call makes.
     pub(crate) rref: Option<RRef>,
-    /// The forks in its arguments.
-    pub(crate) forks: Vec<ForkId>,
-}
-
-/// What is left of a call that ended before its answer came.
-#[derive(Debug)]
-pub(crate) struct GivenUp {
-    /// The reference that it makes at another worker.
-    pub(crate) creates: Option<ForkId>,
-    /// The forks in its arguments.
-    pub(crate) forks: Vec<ForkId>,
+    /// Whether the call asks for a value.
+    pub(crate) fetches: bool,
 }
 
 /// The outgoing link to a peer.
@@ -199,9 +190,8 @@ impl PeerState {
 
     /// A call is over for its caller, but its answer may still come.
     pub(crate) fn gives_up(&mut self, call: MessageId, ticket: &Ticket) {
-        let creates = ticket.rref.as_ref().filter(|rref| !rref.is_owner()).map(RRef::fork_id);
-        if creates.is_some() || !ticket.forks.is_empty() {
-            self.given_up.insert(call, GivenUp { creates, forks: ticket.forks.clone() });
+        if let Some(rref) = ticket.rref.as_ref().filter(|rref| !rref.is_owner()) {
+            self.given_up.insert(call, rref.fork_id());
         }
     }
 

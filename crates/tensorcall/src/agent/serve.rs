@@ -120,6 +120,11 @@ impl Responder {
         self.creates.is_some()
     }
 
+    /// Who asked.
+    pub fn caller(&self) -> Rank {
+        self.key.peer
+    }
+
     /// Whether nobody wants the answer any more: the caller cancelled the call or is gone. A function
     /// that takes long may look now and then.
     pub fn is_cancelled(&self) -> bool {
@@ -175,13 +180,8 @@ impl Responder {
         // Finished before it is sent: until the answer arrives the caller counts it as outstanding.
         if agent.serving.lock().finish(self.key) {
             let message = Message::Reply(Reply { id: self.key.id, outcome });
-            let lost = forks.clone();
-            agent.forks_take(self.link.id, &forks);
+            agent.forks_return(self.link.id, &forks);
             self.link.handle.send(Outbound { message, body, rrefs: forks, id: None });
-            // A link that breaks from now on is told to the references; one that broke before was.
-            if !lost.is_empty() && !agent.links.lock().contains_key(&self.link.id) {
-                agent.forks_unsent(&lost);
-            }
         } else {
             agent.forks_unsent(&forks);
         }

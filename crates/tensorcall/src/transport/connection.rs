@@ -167,7 +167,7 @@ impl Link for Connection {
         let now = self.shared.micros(now);
         if asked > heard {
             if Duration::from_micros(now.saturating_sub(asked)) >= limit {
-                self.fail(&format!("no sign of life for {} s", limit.as_secs()));
+                self.fail(&format!("no sign of life for {} s", limit.as_secs_f64()));
             }
             return;
         }

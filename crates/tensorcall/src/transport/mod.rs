@@ -10,6 +10,7 @@
 
 pub(crate) mod alarm;
 pub(crate) mod connection;
+pub(crate) mod host;
 pub mod memory;
 pub(crate) mod reactor;
 pub(crate) mod socket;

@@ -1,7 +1,7 @@
 //! TCP and Unix sockets: making, listening, accepting.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 
 use rustix::net::{
@@ -10,6 +10,7 @@ use rustix::net::{
 };
 
 use super::Address;
+use super::host::host_id;
 use crate::error::{Error, Result};
 use crate::fork::Fd;
 
@@ -141,65 +142,9 @@ fn tune(fd: impl AsFd) {
     }
 }
 
-/// Names this host and network namespace: abstract Unix sockets are visible within exactly that.
-pub(crate) fn host_id() -> String {
-    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let namespace = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
-    let namespace: String = namespace.to_string_lossy().chars().filter(char::is_ascii_digit).collect();
-    format!("{}.{namespace}", boot.trim())
-}
-
-/// The address to listen on: `listen` if given (an address or a name of this host), else the one that
-/// routes to `rendezvous`, else loopback.
-pub(crate) fn listen_ip(listen: Option<&str>, rendezvous: Option<&str>) -> Result<IpAddr> {
-    if let Some(text) = listen {
-        return resolve(text)?
-            .first()
-            .map(SocketAddr::ip)
-            .ok_or_else(|| Error::usage(format!("{text:?} has no address")));
-    }
-    let Some(host) = rendezvous else { return Ok(Ipv4Addr::LOCALHOST.into()) };
-    let mut last = Error::usage(format!("rendezvous host {host:?} has no address"));
-    for address in resolve(host)? {
-        match route_to(address) {
-            Ok(ip) => return Ok(ip),
-            Err(error) => last = Error::io(&format!("no route to the rendezvous host {host:?}"), error),
-        }
-    }
-    Err(last)
-}
-
-fn resolve(host: &str) -> Result<Vec<SocketAddr>> {
-    let addresses = (host, 1).to_socket_addrs();
-    addresses.map(Iterator::collect).map_err(|e| Error::io(&format!("cannot resolve {host:?}"), e))
-}
-
-/// The local address that packets to `to` leave from. Sends nothing.
-fn route_to(to: SocketAddr) -> io::Result<IpAddr> {
-    let any: SocketAddr = if to.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0u16; 8], 0).into() };
-    let probe = UdpSocket::bind(any)?;
-    probe.connect(to)?;
-    Ok(probe.local_addr()?.ip())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_listening_address_is_the_one_that_routes_to_the_rendezvous() {
-        assert_eq!(listen_ip(None, None).unwrap(), IpAddr::from([127, 0, 0, 1]));
-        assert!(listen_ip(None, Some("127.0.0.1")).unwrap().is_loopback());
-        assert!(listen_ip(None, Some("localhost")).unwrap().is_loopback());
-        assert_eq!(listen_ip(Some("127.0.0.5"), Some("127.0.0.1")).unwrap(), IpAddr::from([127, 0, 0, 5]));
-    }
-
-    #[test]
-    fn a_name_without_an_address_is_an_error_that_names_it() {
-        let error = listen_ip(Some("no such host"), None).unwrap_err();
-
-        assert!(error.to_string().contains("no such host"), "{error}");
-    }
 
     #[test]
     fn a_refused_connection_says_so() {

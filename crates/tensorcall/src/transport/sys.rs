@@ -1,7 +1,9 @@
 //! System calls that the safe wrappers do not offer.
 #![expect(unsafe_code, reason = "gather-write from memory that others may write to (MEM-1); forks (FORK-1)")]
 
+use std::ffi::CStr;
 use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
 use tensorcall_proto::connection::{Piece, Segment};
@@ -73,6 +75,47 @@ pub(crate) fn close_inherited(fd: RawFd) {
     // SAFETY: `close` touches no memory. The number is that of a descriptor which [`Fd`](crate::fork::Fd)
     // owns in the parent and forgets in the child, so nobody else closes or uses it.
     let _ = unsafe { libc::close(fd) };
+}
+
+/// The addresses of a network interface, or of all; none if there is no such interface.
+pub(crate) fn addresses_of(interface: Option<&str>) -> io::Result<Vec<IpAddr>> {
+    let mut first: *mut libc::ifaddrs = std::ptr::null_mut();
+    // SAFETY: `first` is a valid place for the list's address.
+    if unsafe { libc::getifaddrs(&raw mut first) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let mut found = Vec::new();
+    let mut next = first;
+    // SAFETY: null, or an entry of the list, which is freed below and not before.
+    while let Some(entry) = unsafe { next.as_ref() } {
+        next = entry.ifa_next;
+        // SAFETY: every entry has a name that ends in a zero, and lives as long as the list.
+        let name = unsafe { CStr::from_ptr(entry.ifa_name) };
+        if interface.is_none_or(|interface| name.to_bytes() == interface.as_bytes()) {
+            found.extend(address_in(entry));
+        }
+    }
+    // SAFETY: the list came from `getifaddrs` and no reference into it is left.
+    unsafe { libc::freeifaddrs(first) };
+    Ok(found)
+}
+
+fn address_in(entry: &libc::ifaddrs) -> Option<IpAddr> {
+    // SAFETY: null, or an address that lives as long as its entry; every kind begins with its family.
+    let family = unsafe { entry.ifa_addr.as_ref() }?.sa_family;
+    match i32::from(family) {
+        libc::AF_INET => {
+            // SAFETY: addresses of this family are `sockaddr_in`, and the list aligns them as such.
+            let address = unsafe { entry.ifa_addr.cast::<libc::sockaddr_in>().read_unaligned() };
+            Some(Ipv4Addr::from(u32::from_be(address.sin_addr.s_addr)).into())
+        }
+        libc::AF_INET6 => {
+            // SAFETY: addresses of this family are `sockaddr_in6`.
+            let address = unsafe { entry.ifa_addr.cast::<libc::sockaddr_in6>().read_unaligned() };
+            Some(Ipv6Addr::from(address.sin6_addr.s6_addr).into())
+        }
+        _ => None,
+    }
 }
 
 fn part(region: &Region, offset: u64, len: u64) -> io::Result<(*const u8, usize)> {

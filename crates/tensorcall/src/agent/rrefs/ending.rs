@@ -44,7 +44,7 @@ impl Inner {
         RRefCounts {
             owners: state.owner.shared(),
             pending_users: user.pending_users,
-            pending_futures: user.unacknowledged + owner.unaccepted,
+            pending_futures: user.unacknowledged + owner.unacknowledged,
             forks: owner.forks,
         }
     }
@@ -54,7 +54,7 @@ impl Inner {
     pub(in crate::agent) fn rrefs_settled(&self, limit: Option<Instant>) -> bool {
         self.watch_rrefs(limit, |state| {
             let user = state.user.counts();
-            user.pending_users == 0 && user.pending_children == 0 && state.owner.counts().unaccepted == 0
+            user.pending_users == 0 && user.pending_children == 0 && state.owner.counts().unacknowledged == 0
         })
     }
 

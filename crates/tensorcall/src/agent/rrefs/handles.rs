@@ -269,6 +269,20 @@ impl Inner {
         Ok(future)
     }
 
+    /// Whether a reference can be passed on; if not, why.
+    pub(crate) fn check_usable(&self, rref: &RRef) -> Result<()> {
+        let what = "call fork an UserRRef";
+        let state = self.rrefs.state.lock();
+        if rref.is_owner() {
+            return state.failures.get(&rref.fork_id()).map_or(Ok(()), |failure| Err(failure.clone()));
+        }
+        match state.user.standing(rref.fork_id()).map(|standing| standing.error) {
+            Some(None) => Ok(()),
+            Some(Some(error)) => Err(self.rref_error(&state, rref, error, what)),
+            None => Err(rref.deleted(what)),
+        }
+    }
+
     fn prepare_fetch(&self, rref: &RRef) -> Result<()> {
         let what = "call to_here() on it";
         let mut state = self.rrefs.state.lock();
@@ -326,7 +340,6 @@ impl State {
 
     fn unsent(&mut self, forks: &[RRefDesc]) {
         for desc in forks {
-            self.in_transit.remove(&desc.fork);
             self.user.unsent(desc.fork);
             self.owner.unsent(desc.fork);
         }

@@ -3,42 +3,40 @@
 //! - `mod.rs`: both machines under one lock, what they are told and what they ask for
 //! - `held.rs`: requests that wait for a value or for references to be confirmed, without a thread
 //! - `handles.rs`: from handles to machines and back: making, sharing, receiving, reading
+//! - `messages.rs`: what workers say to each other about references
+//! - `releases.rs`: handles that are dropped
 //! - `ending.rs`: deleting all at shutdown, and what is left over
 //! - `api.rs`: what an agent offers of this
 //!
 //! The lock is held for moments, never while calling out (LOCK-1), and after a peer's state where both
-//! are held. Handles that are dropped do not take it: they leave a note for the next look (see
-//! [`Releases`]).
+//! are held. Handles that are dropped do not take it: they leave a note for the next look
+//! ([`Releases`]).
 
 mod api;
 mod ending;
 mod handles;
 mod held;
+mod messages;
+mod releases;
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
-use crossbeam_queue::SegQueue;
 use tensorcall_proto::ids::{ForkId, Life, RRefId};
-use tensorcall_proto::rref::{Owner, OwnerEffect, RRefDesc, RRefError, RRefMessage, User, UserEffect};
+use tensorcall_proto::rref::{Owner, OwnerEffect, RRefError, RRefMessage, User, UserEffect};
 use tensorcall_proto::serving::RequestKey;
-use tensorcall_proto::wire::message::Message;
 
 pub use self::ending::{Leak, RRefCounts};
-use super::peers::Way;
+pub(crate) use self::releases::Release;
+use self::releases::Releases;
+use super::Inner;
 use super::serve::{CallerLink, Pending};
-use super::{Inner, LinkEntry};
-use crate::clock::now;
 use crate::error::{Error, ErrorKind};
 use crate::future::Promise;
 use crate::rref::Kept;
 use crate::sync::{Condvar, Mutex};
-use crate::transport::{Link, LinkId, Outbound};
-
-/// How long a dropped handle may wait for others, so that many make one wake-up.
-const GATHER: Duration = Duration::from_millis(1);
 
 /// This worker's references.
 pub(super) struct RRefs {
@@ -61,11 +59,11 @@ struct State {
     failures: HashMap<ForkId, Error>,
     /// Where the values come from whose creation runs, for the report of leaks.
     creating: HashMap<RRefId, Arc<str>>,
-    /// Forks in messages that may be on their way, by the link that they took: not to be asked back.
-    in_transit: HashMap<ForkId, LinkId>,
+    /// Messages that go with the next ones of their kind.
+    unhurried: Vec<(Life, RRefMessage)>,
     /// Messages to workers that are not known yet.
     early: Vec<(Life, RRefMessage)>,
-    /// Messages sent and handled: activity of a wave (TERM-1).
+    /// Messages sent and handled, and handles dropped: activity of a wave (TERM-1).
     activity: u64,
     /// References that workers took with them when they left.
     left: Vec<Leak>,
@@ -99,26 +97,6 @@ enum Act {
     Tell(Promise),
 }
 
-/// Handles that were dropped and whose machines have not been told.
-///
-/// Pushing is lock-free, and the first of a bunch has the reactor wake up a little later. So a handle may be
-/// dropped by a finalizer, under any lock, on any thread.
-#[derive(Default)]
-struct Releases {
-    queue: SegQueue<Release>,
-    /// The reactor will look.
-    asked: AtomicBool,
-}
-
-/// A handle is gone.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Release {
-    /// One of another worker's value.
-    Fork(ForkId),
-    /// One of a value in this worker's table.
-    Hold(RRefId),
-}
-
 impl RRefs {
     pub(super) fn new(me: Life) -> Self {
         let state = State {
@@ -129,7 +107,7 @@ impl RRefs {
             local: HashMap::new(),
             failures: HashMap::new(),
             creating: HashMap::new(),
-            in_transit: HashMap::new(),
+            unhurried: Vec::new(),
             early: Vec::new(),
             activity: 0,
             left: Vec::new(),
@@ -167,7 +145,11 @@ impl Inner {
         if state.watched > 0 {
             self.rrefs.changed.notify_all();
         }
+        let is_unhurried = !state.unhurried.is_empty();
         drop(state);
+        if is_unhurried {
+            self.look_soon();
+        }
         if !dropped.is_empty() {
             self.pool.spawn(Box::new(move || drop(dropped)));
         }
@@ -196,179 +178,14 @@ impl Inner {
         result
     }
 
-    /// Sends a message about references; false if that life of a worker is not there any more.
-    fn send_rref(&self, to: Life, message: RRefMessage, via: Option<(Life, &CallerLink)>) -> bool {
-        let mut outbound = Outbound::plain(Message::RRef(message));
-        if self.fault_line.is_some()
-            && let Some(peer) = self.members.get().and_then(|members| members.get(to.rank))
-            && peer.life() == to
-        {
-            match self.hurt(&peer, outbound, 0) {
-                Some(unhurt) => outbound = unhurt,
-                None => return true,
-            }
-        }
-        if let Some((_, link)) = via.filter(|(life, _)| *life == to) {
-            link.handle.send(outbound);
-            return true;
-        }
-        let peer = {
-            // Under the lock, so that `admitted_rrefs` finds what is left for later.
-            let mut rrefs = self.rrefs.state.lock();
-            let peer = self.members.get().and_then(|members| members.get(to.rank));
-            match peer.filter(|peer| peer.life() == to) {
-                Some(peer) => peer,
-                None if self.members.get().is_none_or(|members| members.may_come(to)) => {
-                    rrefs.early.push((to, message));
-                    return true;
-                }
-                None => return false,
-            }
-        };
-        let state = peer.state.lock();
-        if state.gone.is_some() {
-            return false;
-        }
-        let has_way = !matches!(state.ways[0], Way::None);
-        drop(state);
-        // A worker that only answers others needs no link of its own.
-        let link = if has_way { None } else { self.latest_link_of(to) };
-        match link {
-            Some(link) => link.send(outbound),
-            None => self.post_now(&peer, outbound),
-        };
-        true
-    }
-
-    /// The link that a worker calls on, if it does: the youngest, since older ones may be broken.
-    fn latest_link_of(&self, life: Life) -> Option<Arc<dyn Link>> {
-        let links = self.links.lock();
-        let of_life = links.iter().filter_map(|(id, entry)| match entry {
-            LinkEntry::Accepted(peer, link) if peer.life() == life => Some((id, link)),
-            _ => None,
-        });
-        of_life.max_by_key(|(id, _)| **id).map(|(_, link)| Arc::clone(link))
-    }
-
-    /// The group is known, or a worker has joined it.
-    pub(super) fn admitted_rrefs(&self) {
-        let early = std::mem::take(&mut self.rrefs.state.lock().early);
-        for (to, message) in early {
-            if !self.send_rref(to, message, None) {
-                self.rref_lost(to);
-            }
-        }
-    }
-
-    /// A worker said something about references, over a link that it calls on or over ours.
-    pub(super) fn rref_message(&self, from: Life, message: RRefMessage, via: Option<&CallerLink>) {
-        self.with_rrefs_via(via.map(|link| (from, link)), |state| {
-            state.activity += 1;
-            // What a receiver says of a fork once its message has arrived.
-            if let RRefMessage::Accept { fork }
-            | RRefMessage::Unknown { fork }
-            | RRefMessage::Fork { fork, .. } = message
-            {
-                state.in_transit.remove(&fork);
-            }
-            if !state.user.handle_message(from, message) {
-                state.owner.handle_message(from, message);
-            }
-        });
-        self.became_idle();
-    }
-
-    /// These forks are in a message that takes this link. May be called with a peer's state locked.
-    pub(super) fn forks_take(&self, link: LinkId, forks: &[RRefDesc]) {
-        if !forks.is_empty() {
-            let mut state = self.rrefs.state.lock();
-            state.in_transit.extend(forks.iter().map(|desc| (desc.fork, link)));
-        }
-    }
-
-    /// The message with these forks has arrived: it was answered.
-    pub(super) fn forks_arrived(&self, forks: &[ForkId]) {
-        if !forks.is_empty() {
-            let mut state = self.rrefs.state.lock();
-            for fork in forks {
-                state.in_transit.remove(fork);
-            }
-        }
-    }
-
-    /// Nothing arrives by this link any more.
-    pub(super) fn forks_dropped_on(&self, link: LinkId) {
-        self.rrefs.state.lock().in_transit.retain(|_, taken| *taken != link);
-    }
-
-    /// A link with a worker broke: what was said on it may be lost.
-    pub(super) fn rref_link_broken(&self, life: Life) {
-        if !self.is_closed() {
-            self.with_rrefs(|state| {
-                state.user.handle_link_broken(life);
-                state.owner.handle_link_broken(life);
-            });
-        }
-    }
-
-    /// A worker leaves in good order.
-    pub(super) fn rref_left(&self, life: Life) {
-        self.rrefs.state.lock().note_left(life);
-        self.rref_lost(life);
-    }
-
-    /// A life of a worker is gone for ever.
-    pub(super) fn rref_lost(&self, life: Life) {
-        self.with_rrefs(|state| {
-            state.user.handle_lost(life);
-            state.owner.handle_lost(life);
-        });
-        self.became_idle();
-    }
-
-    /// Notes that a handle was dropped. Takes no lock and never waits.
-    pub(crate) fn release(&self, release: Release) {
-        if !self.home.is_here() {
-            return;
-        }
-        let releases = &self.rrefs.releases;
-        releases.queue.push(release);
-        if self.is_closed() {
-            // The reactor looks no more.
-            if let Some(mut state) = self.rrefs.state.try_lock() {
-                state.take_releases(releases);
-                let (_, dropped) = state.take_effects();
-                drop(state);
-                drop(dropped);
-            }
-        } else if !releases.asked.swap(true, Ordering::SeqCst) {
-            self.schedule(now() + GATHER);
-        }
-    }
-
-    /// Tells the machines of handles that were dropped.
-    fn drain_releases(&self) {
-        if !self.rrefs.releases.queue.is_empty() {
-            self.with_rrefs(|state| state.take_releases(&self.rrefs.releases));
-        }
-    }
-
-    /// Deadlines of held requests, and handles that were dropped.
-    pub(super) fn tick_rrefs(&self, now: Instant) {
-        if self.rrefs.releases.asked.swap(false, Ordering::SeqCst) {
-            self.drain_releases();
-        }
-        self.expire_held(now);
-    }
-
     /// Messages about references that are not answered: outstanding, for a wave (TERM-1).
     pub(super) fn rrefs_outstanding(&self) -> usize {
         self.drain_releases();
         let state = self.rrefs.state.lock();
-        state.user.counts().unacknowledged + state.owner.counts().unaccepted
+        state.user.counts().unacknowledged + state.owner.counts().unacknowledged
     }
 
-    /// Messages about references ever sent and handled: activity, for a wave (TERM-1).
+    /// What ever happened to references: activity, for a wave (TERM-1).
     pub(super) fn rref_activity(&self) -> u64 {
         self.rrefs.state.lock().activity
     }
@@ -406,35 +223,5 @@ impl State {
             }
         }
         (acts, dropped)
-    }
-
-    fn take_releases(&mut self, releases: &Releases) {
-        while let Some(release) = releases.queue.pop() {
-            match release {
-                Release::Fork(fork) => {
-                    self.failures.remove(&fork);
-                    self.user.release(fork);
-                }
-                Release::Hold(rref) => {
-                    self.failures.remove(&ForkId {
-                        creator: rref.creator,
-                        incarnation: rref.incarnation,
-                        local: rref.local,
-                    });
-                    self.owner.release(rref);
-                }
-            }
-        }
-    }
-
-    fn sends(&mut self, to: Life, message: RRefMessage) -> Option<Act> {
-        if let RRefMessage::Rescind { fork } = message
-            && self.in_transit.contains_key(&fork)
-        {
-            // Another link broke than the one by which this fork goes.
-            return None;
-        }
-        self.activity += 1;
-        Some(Act::Send(to, message))
     }
 }

@@ -134,9 +134,9 @@ impl Driver {
             epoll::wait(epoll, rustix::buffer::spare_capacity(ready), Some(&at_once))
                 .is_ok_and(|count| count > 0)
         };
-        // Where messages come in bunches, sleeping lets the next bunch gather; one alone may be one of a
-        // conversation in which each side waits for the other.
-        let alone = std::mem::take(&mut self.messages) <= 1;
+        // Where messages come in bunches, sleeping lets the next bunch gather; one alone, or a call that makes
+        // a value and the fetch of it, may be of a conversation in which each side waits for the other.
+        let alone = std::mem::take(&mut self.messages) <= 2;
         if alone && self.spin.look(None, look) {
             return Ok(());
         }
@@ -318,10 +318,19 @@ impl Driver {
                 }
                 self.connect(&socket.connection, attempt, events);
             }
-            Stage::Greeting { attempt: None, .. } => {
+            Stage::Greeting { attempt: None, handshake, .. } => {
                 self.greeting -= 1;
                 socket.connection.end();
-                if self.stop.is_none() {
+                if self.stop.is_some() {
+                    return;
+                }
+                if matches!(end, End::Gone(_)) && handshake.knows_job() {
+                    tracing::info!(
+                        from = socket.peer,
+                        reason,
+                        "a worker went away in the middle of its handshake"
+                    );
+                } else {
                     tracing::warn!(
                         from = socket.peer,
                         reason,

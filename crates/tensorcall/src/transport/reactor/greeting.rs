@@ -187,6 +187,14 @@ impl Handshake {
         }
     }
 
+    /// Whether the peer has named our job.
+    pub(super) fn knows_job(&self) -> bool {
+        match self {
+            Self::Initiator(_) => true,
+            Self::Responder(side) => side.knows_job(),
+        }
+    }
+
     /// What it means that the peer closes the connection now.
     fn closed(&self) -> String {
         match self {

@@ -28,7 +28,8 @@ use self::driver::Driver;
 use self::reading::SCRATCH;
 use super::alarm::Alarm;
 use super::connection::Connection;
-use super::socket::{self, ListenSocket};
+use super::host;
+use super::socket::ListenSocket;
 use super::{Address, Events, Link, LinkId, Transport};
 use crate::buffer::BufferPool;
 use crate::clock::now;
@@ -133,7 +134,7 @@ impl Reactor {
         };
         let thread = std::thread::Builder::new().name("tensorcall-io".to_owned()).spawn(move || driver.run());
         let thread = thread.map_err(|error| Error::io("cannot start the reactor", error))?;
-        Ok(Self { shared, addresses, host: socket::host_id(), thread: Mutex::new(Some(thread)) })
+        Ok(Self { shared, addresses, host: host::host_id(), thread: Mutex::new(Some(thread)) })
     }
 
     /// Makes the reactor look at its alarm.
