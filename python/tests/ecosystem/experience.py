@@ -1,21 +1,16 @@
 """Frames gathered by TorchRL's collector over RPC, and a replay buffer on another worker.
 
-python experience.py collect sync|async PORT
-python experience.py buffer PORT
+Arguments are `collect sync PORT`, `collect async PORT` or `buffer PORT`.
 """
 
 import logging
 import multiprocessing
 import sys
-import warnings
 
 import torch
-from torch.distributed import rpc
-
-warnings.filterwarnings("ignore")
-
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
+from torch.distributed import rpc
 from torchrl.collectors.distributed import RPCCollector
 from torchrl.data import LazyTensorStorage, RemoteTensorDictReplayBuffer
 from torchrl.testing.mocking_classes import CountingEnv

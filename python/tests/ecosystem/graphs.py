@@ -15,12 +15,8 @@ import logging
 import multiprocessing
 import multiprocessing.util
 import sys
-import warnings
 
 import torch
-
-warnings.filterwarnings("ignore")  # the package calls its distributed part deprecated
-
 from torch_geometric.distributed import (
     DistContext,
     DistNeighborLoader,
@@ -94,7 +90,7 @@ def check(batch):
 
 
 class Loader(DistNeighborLoader):
-    """The package's, with worker processes that run their `atexit` functions, as all do from Python 3.13 on."""
+    """The package's, with worker processes that run `atexit` functions, as all do from Python 3.13 on."""
 
     def worker_init_fn(self, worker_id):
         if self.num_workers and sys.version_info < (3, 13):

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import socket
 import subprocess
 import sys
 import sysconfig
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -38,11 +40,14 @@ def port() -> str:
 
 def start(program: str, *arguments: str) -> subprocess.Popen[str]:
     """Starts a program of this folder on tensorcall."""
-    package = program.partition(".")[0]
-    needed = {"graphs": "torch_geometric", "experience": "torchrl"}[package]
+    needed = {"graphs.py": "torch_geometric", "experience.py": "torchrl"}[program]
     if importlib.util.find_spec(needed) is None:
         pytest.skip(f"{needed} is not installed")
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "PYTHONWARNINGS": "ignore",  # the packages warn of themselves, and of torch
+    }
     return subprocess.Popen(
         [sys.executable, "-m", "tensorcall", "run", str(HERE / program), *arguments],
         stdout=subprocess.PIPE,
@@ -58,16 +63,26 @@ def ends(process: subprocess.Popen[str]) -> str:
     try:
         printed, _ = process.communicate(timeout=LIMIT)
     finally:
-        process.kill()
+        stop(process)
     assert process.returncode == 0, printed
     return printed
+
+
+def stop(process: subprocess.Popen[str]) -> None:
+    """Leaves nothing of a program behind."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def trainers(workers: int) -> list[str]:
     """What two trainers print whose loaders have so many worker processes."""
     meeting = port()
     started = [start("graphs.py", str(rank), str(workers), meeting) for rank in range(2)]
-    return [ends(process) for process in started]
+    try:
+        return [ends(process) for process in started]
+    finally:
+        for process in started:
+            stop(process)
 
 
 def test_pytorch_geometric_samples_in_the_trainers() -> None:
