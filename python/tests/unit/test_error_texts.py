@@ -21,8 +21,6 @@ ELSEWHERE = {
     "python/tensorcall/_doctor.py": "so does the report",
     "crates/tensorcall-python/src/testing.rs": "for tests only",
     "crates/tensorcall/src/transport/alarm.rs": "notes in assertions",
-    "crates/tensorcall-proto/src/handshake/tests.rs": "for tests only",
-    "crates/tensorcall-proto/src/rref/tests.rs": "for tests only",
     "crates/tensorcall-proto/src/handshake/envelope.rs": "labels of keys",
 }
 DETAILS = {
