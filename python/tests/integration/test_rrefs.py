@@ -103,6 +103,7 @@ def serve_strictly(worker: Worker) -> None:
 
 
 def test_shutdown_gives_back_what_is_still_in_use(group: Group) -> None:
+    """LOG rows 9 and 79."""
     to_here, fork, owner = group.run(leave_with_references, serve_strictly, serve_strictly)[0]
 
     assert "has been deleted. Cannot call to_here() on it after deletion." in to_here
@@ -239,6 +240,7 @@ def churn(worker: Worker) -> tuple[int, int]:
 
 
 def test_many_references_leave_nothing_behind(group: Group) -> None:
+    """LOG row 9."""
     assert group.run(churn, serve, serve)[0] == (0, 0)
 
 
