@@ -290,6 +290,12 @@ class PyRRef:
 class RRef(PyRRef, Generic[T]):
     """A reference to a value of type ``T`` on some worker; see :class:`PyRRef`."""
 
+    if TYPE_CHECKING:
+
+        def __init__(self, value: T, type_hint: Any = None) -> None: ...
+        def to_here(self, timeout: float = UNSET_RPC_TIMEOUT) -> T: ...
+        def local_value(self) -> T: ...
+
 
 def remote(agent: Any, to: Any, func: Any, args: Any, kwargs: Any, timeout: float, pickler: Any) -> RRef[Any]:
     """Make a call whose result stays with the callee, and return the reference to it."""

@@ -213,6 +213,9 @@ def fork() -> None:
     """A child is none of the job's workers: it ends as it likes, and its parent goes on."""
     from torch.distributed import rpc
 
+    # What libraries set up at the first call registers functions for the end of the process, under a lock of
+    # the C library's that a fork in that moment would leave held in the child.
+    assert rpc.rpc_sync("peer", max, args=(1, 2)) == 2
     pid = os.fork()
     if pid == 0:
         sys.exit(7)

@@ -50,6 +50,7 @@ def test_a_group_without_maps_or_with_fitting_ones_is_well():
     ],
 )
 def test_what_is_wrong_with_maps_is_told(entries, text):
+    """LOG rows 53 and 56."""
     assert _devices.fault(entries).startswith(text)
 
 
@@ -58,6 +59,7 @@ def test_a_dynamic_group_may_not_know_all_targets_yet():
 
 
 def test_results_go_back_the_way_that_arguments_came():
+    """LOG row 54."""
     directory = _devices.Directory("b", TensorPipeRpcBackendOptions())
     directory.learn(0, "a", {"b": {"cuda:0": "cuda:1"}, "c": {"cuda:0": "cuda:5"}})
 
@@ -76,6 +78,7 @@ def test_tensors_in_main_memory_stay_unless_the_map_moves_them():
 
 
 def test_a_device_without_a_place_is_refused_by_name():
+    """LOG row 56."""
     placement = _devices.Directory("a", TensorPipeRpcBackendOptions()).requests("b")
 
     with pytest.raises(RuntimeError, match="Request device mapping is not available for destination b"):
