@@ -19,8 +19,6 @@ pub(crate) enum Fault {
     ProbeSwallowed,
     /// Every worker runs what it has without waiting for more.
     NeverWaits,
-    /// The loss of a worker is not told.
-    LossNotTold,
     /// An error of a local engine is not told.
     ErrorNotTold,
 }

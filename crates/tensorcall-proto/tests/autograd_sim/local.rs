@@ -27,10 +27,10 @@ pub(crate) fn plan(program: &Program, worker: usize, roots: Option<&[Id]>, fault
     let sends = program.messages.iter().filter(|message| message.from == worker);
     let mut sources: Vec<_> = sends.clone().map(|message| message.sent.clone()).collect();
     sources.extend(roots.map(<[Id]>::to_vec));
-    let reached: Vec<_> = sources.iter().map(|source| reach(program, source)).collect();
+    let covered: Vec<_> = sources.iter().map(|source| reach(program, source)).collect();
     let read = |message: &&crate::graph::Message| message.to == worker && !message.received.is_empty();
     let recvs = program.messages.iter().filter(read).map(|message| {
-        let reaches = |&source: &usize| message.received.iter().any(|id| reached[source].contains(id));
+        let reaches = |&source: &usize| message.received.iter().any(|id| covered[source].contains(id));
         let mut reach: Vec<_> = (0..sources.len()).filter(reaches).collect();
         if fault == Some(Fault::ReachForgotten) && reach.len() > 1 {
             reach.pop();
@@ -46,13 +46,13 @@ pub(crate) fn plan(program: &Program, worker: usize, roots: Option<&[Id]>, fault
 }
 
 fn reach(program: &Program, source: &[Id]) -> BTreeSet<Id> {
-    let (mut reached, mut left) = (BTreeSet::new(), source.to_vec());
+    let (mut covered, mut left) = (BTreeSet::new(), source.to_vec());
     while let Some(id) = left.pop() {
-        if reached.insert(id) {
+        if covered.insert(id) {
             left.extend(program.inputs(id));
         }
     }
-    reached
+    covered
 }
 
 impl Local {

@@ -11,7 +11,7 @@
 //! [`one_seed`] runs one again, with a trace. Planted faults ([`fault::Fault`]) prove that the simulator
 //! would notice.
 
-#![expect(clippy::expect_used, clippy::unwrap_used, reason = "a test stops where something is wrong")]
+#![expect(clippy::expect_used, reason = "a test stops where something is wrong")]
 
 mod fault;
 mod graph;
@@ -27,42 +27,42 @@ use world::{Summary, Violation, World};
 
 #[test]
 fn without_cycles_between_workers_every_node_runs_once() {
-    let total = survey(Family::Row, seeds(2_000));
+    let total = survey(Family::Row, seeds(1_500));
 
     assert!(total.products > 1_000 && total.probes > 0 && total.failed == 0, "{total:?}");
 }
 
 #[test]
 fn gradients_are_exact_whatever_cycles_there_are() {
-    let total = survey(Family::Cycles, seeds(3_000));
+    let total = survey(Family::Cycles, seeds(2_000));
 
     assert!(total.products > 10_000 && total.probes > 0 && total.failed == 0, "{total:?}");
 }
 
 #[test]
 fn messages_that_nobody_read_hold_no_pass_up() {
-    let total = survey(Family::Unread, seeds(1_000));
+    let total = survey(Family::Unread, seeds(500));
 
     assert!(total.asks > 100 && total.failed == 0, "{total:?}");
 }
 
 #[test]
 fn an_error_ends_the_pass_everywhere_and_the_next_one_is_right() {
-    let total = survey(Family::Errors, seeds(1_000));
+    let total = survey(Family::Errors, seeds(600));
 
     assert!(total.failed > 100, "{total:?}");
 }
 
 #[test]
 fn a_lost_worker_ends_the_pass_everywhere_and_the_next_one_is_right() {
-    let total = survey(Family::Losses, seeds(1_000));
+    let total = survey(Family::Losses, seeds(600));
 
     assert!(total.failed > 100, "{total:?}");
 }
 
 #[test]
 fn gradients_that_never_come_end_the_pass_when_patience_is_over() {
-    let total = survey(Family::Silence, seeds(500));
+    let total = survey(Family::Silence, seeds(200));
 
     assert!(total.failed > 50, "{total:?}");
 }
@@ -121,11 +121,6 @@ fn cycles_that_nobody_notices_are_found() {
 #[test]
 fn workers_that_do_not_wait_for_all_sources_are_found() {
     find(Fault::NeverWaits, Family::Row, &["once"]);
-}
-
-#[test]
-fn a_loss_that_is_not_told_is_found() {
-    find(Fault::LossNotTold, Family::Losses, &["no error without cause", "ends in time"]);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! A group of workers under virtual time, and what must be true of them.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
@@ -66,12 +66,18 @@ pub(crate) struct World {
     fault: Option<Fault>,
     base: Instant,
     micros: u64,
+    /// When something happened last, other than that time passed.
+    last: u64,
     workers: Vec<Worker>,
     events: BinaryHeap<Reverse<(u64, u64)>>,
     payloads: BTreeMap<u64, Event>,
     next_event: u64,
     calls: BTreeMap<u64, Pending>,
     next_call: u64,
+    /// Calls that have arrived.
+    arrived: BTreeSet<u64>,
+    /// Those that were lost in arriving.
+    swallowed: BTreeSet<u64>,
     /// Passes by their number in the program's list of starts.
     begun: BTreeMap<PassId, usize>,
     outcomes: BTreeMap<PassId, Result<(), Error>>,
@@ -86,7 +92,7 @@ struct Worker {
     machine: Machine,
     alive: bool,
     locals: BTreeMap<PassId, Local>,
-    at_work: BTreeMap<PassId, ()>,
+    at_work: BTreeSet<PassId>,
     tick: Option<u64>,
 }
 
@@ -122,7 +128,7 @@ impl World {
             machine: Passes::new(Life { rank: rank(number), incarnation: Incarnation::new(1) }),
             alive: true,
             locals: BTreeMap::new(),
-            at_work: BTreeMap::new(),
+            at_work: BTreeSet::new(),
             tick: None,
         };
         Self {
@@ -132,11 +138,14 @@ impl World {
             fault,
             base: start(),
             micros: 0,
+            last: 0,
             events: BinaryHeap::new(),
             payloads: BTreeMap::new(),
             next_event: 0,
             calls: BTreeMap::new(),
             next_call: 0,
+            arrived: BTreeSet::new(),
+            swallowed: BTreeSet::new(),
             begun: BTreeMap::new(),
             outcomes: BTreeMap::new(),
             countdown: None,
@@ -196,9 +205,12 @@ impl World {
             self.micros = at;
             self.summary.events += 1;
             let Some(event) = self.payloads.remove(&event) else { continue };
+            if !matches!(event, Event::Tick { .. }) {
+                self.last = at;
+            }
             self.handle(program, event, trouble)?;
         }
-        self.check(program, trouble, self.micros - began)
+        self.check(program, trouble, self.last.saturating_sub(began))
     }
 
     fn now(&self) -> Instant {
@@ -265,9 +277,7 @@ impl World {
             }
             Event::Crash { .. } => self.crash(at),
             Event::Lost { about, .. } => {
-                if self.fault != Some(Fault::LossNotTold) {
-                    self.workers[at].machine.handle_lost(rank(about), &Error::Lost(about));
-                }
+                self.workers[at].machine.handle_lost(rank(about), &Error::Lost(about));
             }
         }
         self.carry_out(at);
@@ -283,6 +293,8 @@ impl World {
         token: Token,
         trouble: Trouble,
     ) {
+        // Whoever serves calls answers the first arrival alone.
+        let token = Token { again: !self.arrived.insert(token.call), ..token };
         let swallows = match call.step {
             Step::Gradient { .. } if trouble == Trouble::Silence => self.strikes(),
             Step::Gradient { .. } => self.fault == Some(Fault::GradientSwallowed) && self.rng.chance(30),
@@ -291,7 +303,8 @@ impl World {
             Step::Probe { .. } => self.fault == Some(Fault::ProbeSwallowed),
             _ => false,
         };
-        if swallows {
+        if swallows || self.swallowed.contains(&token.call) {
+            self.swallowed.insert(token.call);
             return self.answer(token, Ok(()));
         }
         let now = self.now();
@@ -326,21 +339,21 @@ impl World {
     fn work(&mut self, program: &Program, at: usize, pass: Pass, trouble: Trouble) -> Result<(), Violation> {
         let Some(work) = self.workers[at].machine.take_work(pass.id) else { return Ok(()) };
         self.note(|| format!("{at} works on {}: {work:?}", pass.id.local));
-        if self.workers[at].at_work.insert(pass.id, ()).is_some() {
+        if !self.workers[at].at_work.insert(pass.id) {
             return Err(violation("one at a time", format!("worker {at} does two things in one pass")));
         }
         let number = usize::try_from(pass.context).unwrap_or(0);
         let (starter, roots) = &program.starts[number];
         let roots = (*starter == at).then_some(roots.as_slice());
         let raises = !matches!(work, Work::End(_)) && trouble == Trouble::Error && self.strikes();
-        let raised = || if raises { Some(Error::Raised(at)) } else { None };
+        let trips = || if raises { Some(Error::Raised(at)) } else { None };
         let fault = self.fault;
         let local = self.workers[at].locals.entry(pass.id).or_default();
         if local.ended {
             return Err(violation("end is last", format!("worker {at} works after the end")));
         }
         let done = match work {
-            Work::Plan => Done::Planned(match raised() {
+            Work::Plan => Done::Planned(match trips() {
                 Some(error) => Err(error),
                 None => Ok(local::plan(program, at, roots, fault)),
             }),
@@ -358,7 +371,7 @@ impl World {
                 };
                 let arrived: Vec<_> = arrived.into_iter().filter_map(sent).collect();
                 let found = local.vjp(program, arrived, &wanted, fault);
-                Done::Vjp(match raised() {
+                Done::Vjp(match trips() {
                     Some(_) if fault == Some(Fault::ErrorNotTold) => Ok(Vec::new()),
                     Some(error) => Err(error),
                     None => Ok(found),
@@ -405,7 +418,7 @@ impl World {
                     self.after(delay, Event::Thread { at, pass });
                 }
                 Effect::Call { pass, to, step, content } => {
-                    self.call(at, pass, to.get().into(), step, content)
+                    self.call(at, pass, to.get().into(), step, &content);
                 }
                 Effect::Answer(token, result) => self.answer(token, result),
                 Effect::Ended(pass, outcome) => {
@@ -432,7 +445,7 @@ impl World {
         }
     }
 
-    fn call(&mut self, from: usize, pass: Pass, to: usize, step: Step, content: Content<Gradient, Error>) {
+    fn call(&mut self, from: usize, pass: Pass, to: usize, step: Step, content: &Content<Gradient, Error>) {
         match step {
             Step::Probe { .. } => self.summary.probes += 1,
             Step::Ask { .. } => self.summary.asks += 1,
@@ -446,9 +459,9 @@ impl World {
             return self.after(delay, Event::Answer { call, result: Err(Error::Lost(to)) });
         }
         let again = self.rng.chance(self.scenario.duplicates);
-        for again in [false, true].into_iter().take(1 + usize::from(again)) {
+        for _ in 0..=u8::from(again) {
             let delay = self.delay();
-            let (token, content) = (Token { call, again }, content.clone());
+            let (token, content) = (Token { call, again: false }, content.clone());
             let call = AutogradCall { pass, step };
             self.after(delay, Event::Call { from, to, call, content, token });
         }
