@@ -53,7 +53,7 @@ class Agent:
         return bool(choice)
 
     def learn(self, steps):
-        """Makes the choices of walks that were shorter than usual likelier, those of longer ones less likely."""
+        """Makes the choices of shorter walks likelier, those of longer ones less likely."""
         usual = sum(steps.values()) / len(steps)
         loss = sum((taken - usual) * sum(self.chosen[name]) for name, taken in steps.items()) / LONGEST
         self.optimizer.zero_grad()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tensorcall import _tensorcall
+from tensorcall.rpc import _call
 from tensorcall.rpc._handler import Handler
 from tensorcall.rpc._worker import WorkerInfo
 
@@ -86,3 +87,99 @@ def test_without_a_context_results_are_plain_data_if_they_can_be(workers: tuple[
     assert take(rref.fetch(SOON)) == (0, 5, [], [], None)
     assert there.asked == [("run", 0, None)]
     assert torch.is_grad_enabled()
+
+
+class Engine(Worker):
+    """A worker with a local engine for one context: worker 0 sent a tensor to 1, and its double came back."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(rank)
+        self.told: list[Any] = []
+        self.trouble: BaseException | None = None
+
+    def autograd_plan(self, context: int, pass_: Any, roots: Any) -> Any:
+        self.told.append(("plan", context, pass_, roots))
+        if self._info.id == 0:
+            return [(10, 1)], [(11, 1, [1])], [1]
+        return [(11, 0)], [(10, 0, [0])], []
+
+    def autograd_vjp(self, context: int, pass_: Any, arrived: Any, wanted: Any, last: bool, keep: bool) -> Any:
+        self.told.append(("vjp", [message for message, _ in arrived], wanted, last, keep))
+        if self.trouble is not None and self._info.id == 1:
+            raise self.trouble
+        if self._info.id == 0:
+            self.gradient = arrived[0][1]
+            return [(message, (None, [torch.ones(2), None])) for message in wanted]
+        payload, (tensor, nothing) = arrived[0][1]
+        assert payload is None
+        assert nothing is None
+        return [(10, (b"packed by Python", [tensor * 2]))]
+
+    def autograd_end(self, context: int, pass_: Any, error: Any) -> None:
+        self.told.append(("end", repr(error)))
+
+
+@pytest.fixture
+def engines() -> Iterator[tuple[Engine, Engine]]:
+    pair = Engine(0), Engine(1)
+    roster = [(f"worker{rank}", rank, worker.native.contact()) for rank, worker in enumerate(pair)]
+    for worker in pair:
+        worker.native.open(roster, False)
+    try:
+        yield pair
+    finally:
+        for worker in pair:
+            worker.native.close(False)
+
+
+def test_a_backward_pass_asks_the_handlers_of_both_workers(engines: tuple[Engine, Engine]) -> None:
+    here, there = engines
+
+    for number in range(2):
+        answer = take(here.native.backward(5, "roots", True, SOON))
+
+        assert answer == (0, None, [], [], None)
+        plan = ("plan", 5, (0, number))
+        end = ("end", "None")
+        assert here.told == [
+            (*plan, "roots"),
+            ("vjp", [None], [11], False, True),
+            ("vjp", [10], [], True, True),
+            end,
+        ]
+        assert there.told == [(*plan, None), ("vjp", [11], [10], True, True), end]
+        payload, tensors = here.gradient
+        assert payload == b"packed by Python"
+        assert torch.equal(tensors[0], torch.full((2,), 2.0))
+        assert here.native.current_passes() == there.native.current_passes() == 0
+        here.told.clear()
+        there.told.clear()
+
+
+def test_an_exception_of_a_local_engine_reaches_the_caller_and_all_workers(
+    engines: tuple[Engine, Engine],
+) -> None:
+    here, there = engines
+    there.trouble = ValueError("no luck")
+
+    call = here.native.backward(5, "roots", False, SOON)
+
+    assert call.wait(SOON)
+    with pytest.raises(ValueError, match="no luck"):
+        _call.decode(*call.result())
+    assert "no luck" in here.told[-1][1]
+    assert "no luck" in there.told[-1][1]
+    there.trouble = None
+    assert take(here.native.backward(5, "roots", False, SOON))[0] == 0
+
+
+def test_a_pass_ends_when_a_worker_is_gone(engines: tuple[Engine, Engine]) -> None:
+    here, there = engines
+    there.native.close(False)
+
+    call = here.native.backward(5, "roots", False, SOON)
+
+    assert call.wait(SOON)
+    with pytest.raises(RuntimeError, match="worker1"):
+        call.result()
+    assert "worker1" in here.told[-1][1]

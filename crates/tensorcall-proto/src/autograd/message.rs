@@ -29,12 +29,15 @@ pub struct AutogradCall {
 }
 
 /// What one worker says to another in a backward pass.
+///
+/// The first of these calls that a worker gets in a pass is answered when its part is done, and those of all
+/// that it told in its turn: so the answers come together at the worker where the pass began. All others
+/// are answered at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Step {
-    /// The pass has begun. Answered when the receiver's part is done, and the parts of those that it told
-    /// in its turn; at once by a worker that was told before.
+    /// The pass has begun.
     Begin,
-    /// The body has the gradients of the tensors that the receiver sent in this message. Answered at once.
+    /// The body has the gradients of the tensors that the receiver sent in this message.
     Gradient {
         /// The autograd message.
         message: u64,

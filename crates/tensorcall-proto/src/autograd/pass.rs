@@ -19,13 +19,12 @@ pub(super) struct Engine<G, E, A> {
     me: Rank,
     /// Whether the pass began here.
     starter: bool,
-    /// Who told us of the pass, and waits for the answer.
+    /// Whose call told us of the pass. It is answered when our part is done, and those of all that we told.
     parent: Option<(Rank, Option<A>)>,
     /// Whom we told of it.
     told: BTreeSet<Rank>,
-    /// Those who have not said that their part is done.
-    begun: usize,
-    /// Gradients that have not been answered.
+    /// Calls that have not been answered. The first that a worker gets of a pass is answered when its part
+    /// is done, all others at once.
     unanswered: usize,
     plan: Planned<G>,
     /// What came before the plan.
@@ -116,7 +115,6 @@ impl<G, E: Clone + From<AutogradError>, A> Engine<G, E, A> {
             starter,
             parent: None,
             told: BTreeSet::new(),
-            begun: 0,
             unanswered: 0,
             plan: Planned { sources: Vec::new(), recvs: Vec::new(), missing: 0 },
             early: Early { gradients: Vec::new(), asked: Vec::new(), probes: Vec::new() },
@@ -145,13 +143,11 @@ impl<G, E: Clone + From<AutogradError>, A> Engine<G, E, A> {
             return out.push_back(Effect::Answer(answer, result));
         }
         let mut answer = Some(answer);
+        if !self.starter && self.parent.is_none() {
+            self.parent = Some((from, answer.take()));
+        }
         match (step, content) {
-            (Step::Begin, _) => {
-                self.progress = now;
-                if !self.starter && self.parent.is_none() {
-                    self.parent = Some((from, answer.take()));
-                }
-            }
+            (Step::Begin, _) => self.progress = now,
             (Step::Gradient { message }, Content::Gradient(gradient)) => {
                 self.handle_gradient(now, message, Some(gradient));
             }
@@ -177,14 +173,10 @@ impl<G, E: Clone + From<AutogradError>, A> Engine<G, E, A> {
         result: Result<(), E>,
         out: &mut Effects<G, E, A>,
     ) {
-        match step {
-            Step::Begin => self.begun = self.begun.saturating_sub(1),
-            Step::Gradient { .. } | Step::NoGradient { .. } => {
-                self.unanswered = self.unanswered.saturating_sub(1);
-            }
-            Step::Ask { .. } | Step::Probe { .. } => {}
-            Step::Abort => return,
+        if step == Step::Abort {
+            return;
         }
+        self.unanswered = self.unanswered.saturating_sub(1);
         match result {
             Err(error) => self.fail(error, out),
             // That a worker that was asked is there is no progress.
@@ -266,8 +258,9 @@ impl<G, E: Clone + From<AutogradError>, A> Engine<G, E, A> {
         self.advance(out);
     }
 
-    /// The local engine knows that the pass is over. Returns how it ended.
-    pub(super) fn handle_ended(&mut self, out: &mut Effects<G, E, A>) -> Result<(), E> {
+    /// The local engine knows that the pass is over. Returns how it ended, and the messages whose gradients
+    /// were sent.
+    pub(super) fn handle_ended(&mut self, out: &mut Effects<G, E, A>) -> (Result<(), E>, Vec<u64>) {
         self.stage = Stage::Ended;
         let outcome = self.outcome();
         if let Some((_, Some(answer))) = self.parent.take() {
@@ -276,7 +269,7 @@ impl<G, E: Clone + From<AutogradError>, A> Engine<G, E, A> {
         if self.starter {
             out.push_back(Effect::Ended(self.pass.id, outcome.clone()));
         }
-        outcome
+        (outcome, self.plan.recvs.iter().map(|recv| recv.message).collect())
     }
 
     /// Time has passed.
@@ -289,7 +282,7 @@ impl<G, E: Clone + From<AutogradError>, A> Engine<G, E, A> {
             let missing = self.plan.waiting().filter_map(|source| Some((source.message?, source.to)));
             let missing = missing.collect();
             let millis = u64::try_from(waited.as_millis()).unwrap_or(u64::MAX);
-            self.fail(AutogradError::Stalled { millis, missing, answers: self.begun }.into(), out);
+            self.fail(AutogradError::Stalled { millis, missing, answers: self.unanswered }.into(), out);
             self.advance(out);
         } else if waited >= ASK_AFTER {
             self.ask(out);
@@ -336,7 +329,6 @@ impl<G, E: Clone + From<AutogradError>, A> Engine<G, E, A> {
         if self.stage == Stage::New {
             self.early.asked.push((from, message));
         } else if !self.plan.recvs.iter().any(|recv| recv.message == message) {
-            self.unanswered += 1;
             self.call(from, Step::NoGradient { message }, Content::Nothing, out);
         }
     }
@@ -352,7 +344,7 @@ impl<G, E: Clone + From<AutogradError>, A> Engine<G, E, A> {
     }
 
     /// Sends a probe to all whose gradients are missing.
-    fn pass_on(&self, origin: Rank, out: &mut Effects<G, E, A>) {
+    fn pass_on(&mut self, origin: Rank, out: &mut Effects<G, E, A>) {
         let to: BTreeSet<_> = self.plan.waiting().map(|source| source.to).collect();
         for to in to {
             self.call(to, Step::Probe { origin }, Content::Nothing, out);
@@ -360,15 +352,17 @@ impl<G, E: Clone + From<AutogradError>, A> Engine<G, E, A> {
     }
 
     fn ask(&mut self, out: &mut Effects<G, E, A>) {
-        let pass = self.pass;
+        let mut asked = Vec::new();
         for source in &mut self.plan.sources {
             if let (SourceState::Waiting, Some(message), false) =
                 (&source.state, source.message, source.asked)
             {
                 source.asked = true;
-                let (to, step) = (source.to, Step::Ask { message });
-                out.push_back(Effect::Call { pass, to, step, content: Content::Nothing });
+                asked.push((source.to, message));
             }
+        }
+        for (to, message) in asked {
+            self.call(to, Step::Ask { message }, Content::Nothing, out);
         }
     }
 
@@ -379,8 +373,7 @@ impl<G, E: Clone + From<AutogradError>, A> Engine<G, E, A> {
         let others = sends.chain(plan.recvs.iter().map(|recv| recv.from)).chain(plan.known.iter().copied());
         let parent = self.parent.as_ref().map(|(rank, _)| *rank);
         self.told = others.filter(|&rank| rank != self.me && Some(rank) != parent).collect();
-        self.begun = self.told.len();
-        for &to in &self.told {
+        for to in self.told.clone() {
             self.call(to, Step::Begin, Content::Nothing, out);
         }
         self.plan = Planned::new(plan, self.me);
@@ -424,11 +417,7 @@ impl<G, E: Clone + From<AutogradError>, A> Engine<G, E, A> {
     /// Whether all that is left is to tell the local engine: the pass has failed, or this worker's part and
     /// those of all that it told are done.
     fn is_over(&self) -> bool {
-        let done = self.stage == Stage::Planned
-            && (self.starter || self.parent.is_some())
-            && self.begun == 0
-            && self.unanswered == 0
-            && self.plan.is_done();
+        let done = self.stage == Stage::Planned && self.unanswered == 0 && self.plan.is_done();
         self.stage == Stage::Ending || self.failed.is_some() || done
     }
 
@@ -472,7 +461,6 @@ impl<G, E: Clone + From<AutogradError>, A> Engine<G, E, A> {
         let Some(recv) = recv else { return };
         recv.sent = true;
         let to = recv.from;
-        self.unanswered += 1;
         match gradient {
             Some(gradient) => {
                 self.call(to, Step::Gradient { message }, Content::Gradient(gradient), out);
@@ -481,7 +469,8 @@ impl<G, E: Clone + From<AutogradError>, A> Engine<G, E, A> {
         }
     }
 
-    fn call(&self, to: Rank, step: Step, content: Content<G, E>, out: &mut Effects<G, E, A>) {
+    fn call(&mut self, to: Rank, step: Step, content: Content<G, E>, out: &mut Effects<G, E, A>) {
+        self.unanswered += 1;
         out.push_back(Effect::Call { pass: self.pass, to, step, content });
     }
 
@@ -490,7 +479,7 @@ impl<G, E: Clone + From<AutogradError>, A> Engine<G, E, A> {
         if self.failed.is_some() || self.stage >= Stage::Ending {
             return;
         }
-        for &to in &self.told {
+        for to in self.told.clone() {
             self.call(to, Step::Abort, Content::Error(error.clone()), out);
         }
         if let Some((_, answer)) = &mut self.parent

@@ -27,8 +27,15 @@ pub struct Passes<G, E, A> {
 /// How the last passes ended here.
 #[derive(Debug)]
 struct Over<E> {
-    outcomes: BTreeMap<PassId, Result<(), E>>,
+    outcomes: BTreeMap<PassId, Outcome<E>>,
     order: VecDeque<PassId>,
+}
+
+#[derive(Debug, Clone)]
+struct Outcome<E> {
+    result: Result<(), E>,
+    /// The messages whose gradients were sent.
+    sent: Vec<u64>,
 }
 
 impl<G, E: Clone + From<AutogradError>, A> Passes<G, E, A> {
@@ -74,12 +81,11 @@ impl<G, E: Clone + From<AutogradError>, A> Passes<G, E, A> {
     ) {
         let AutogradCall { pass, step } = call;
         if let Some(outcome) = self.over.outcomes.get(&pass.id) {
-            let outcome = outcome.clone();
-            return self.answer_late(from, pass, step, outcome, answer);
+            return self.effects.extend(outcome.answer(from, pass, step, answer));
         }
         if step == Step::Abort && !self.current.contains_key(&pass.id) {
             let error = if let Content::Error(error) = content { error } else { AutogradError::Over.into() };
-            self.over.insert(pass.id, Err(error));
+            self.over.insert(pass.id, Err(error), Vec::new());
             return self.effects.push_back(Effect::Answer(answer, Ok(())));
         }
         if !self.current.contains_key(&pass.id) {
@@ -125,8 +131,8 @@ impl<G, E: Clone + From<AutogradError>, A> Passes<G, E, A> {
     /// The local engine has done [`Work::End`].
     pub fn handle_ended(&mut self, pass: PassId) {
         if let Some(mut engine) = self.current.remove(&pass) {
-            let outcome = engine.handle_ended(&mut self.effects);
-            self.over.insert(pass, outcome);
+            let (result, sent) = engine.handle_ended(&mut self.effects);
+            self.over.insert(pass, result, sent);
         }
     }
 
@@ -166,22 +172,27 @@ impl<G, E: Clone + From<AutogradError>, A> Passes<G, E, A> {
         let engine = self.current.entry(pass.id).or_insert(engine);
         engine.advance(&mut self.effects);
     }
+}
 
+impl<E: Clone> Outcome<E> {
     /// Something about a pass that is over here.
-    fn answer_late(&mut self, from: Rank, pass: Pass, step: Step, outcome: Result<(), E>, answer: A) {
-        let result = if step == Step::Abort { Ok(()) } else { outcome };
-        // All that it had to send was received: whoever asks waits for what never was.
-        if let (Step::Ask { message }, Ok(())) = (step, &result) {
+    fn answer<G, A>(&self, from: Rank, pass: Pass, step: Step, answer: A) -> Vec<Effect<G, E, A>> {
+        let result = if step == Step::Abort { Ok(()) } else { self.result.clone() };
+        let mut effects = vec![Effect::Answer(answer, result)];
+        // Whoever asks for what was not sent waits for what never was.
+        if let (Step::Ask { message }, Ok(())) = (step, &self.result)
+            && !self.sent.contains(&message)
+        {
             let step = Step::NoGradient { message };
-            self.effects.push_back(Effect::Call { pass, to: from, step, content: Content::Nothing });
+            effects.push(Effect::Call { pass, to: from, step, content: Content::Nothing });
         }
-        self.effects.push_back(Effect::Answer(answer, result));
+        effects
     }
 }
 
 impl<E> Over<E> {
-    fn insert(&mut self, pass: PassId, outcome: Result<(), E>) {
-        if self.outcomes.insert(pass, outcome).is_none() {
+    fn insert(&mut self, pass: PassId, result: Result<(), E>, sent: Vec<u64>) {
+        if self.outcomes.insert(pass, Outcome { result, sent }).is_none() {
             self.order.push_back(pass);
         }
         if self.order.len() > REMEMBERED
