@@ -1,9 +1,9 @@
 """A parameter server: a table of embeddings is on one worker, several trainers train it at the same time.
 
-Each sample is a handful of items, and its class depends on all of them. The server has a vector for every item.
-A trainer sends it the items of a batch, gets the sums of their vectors, and classifies these with a layer of its
-own. The backward pass goes through the call to the table, and the distributed optimizer steps on both workers.
-The gradients of a pass are in its own context: trainers do not disturb each other's.
+Each sample is a handful of items, and its class depends on all of them. The server has a vector for every
+item. A trainer sends it the items of a batch, gets the sums of their vectors, and classifies these with a
+layer of its own. The backward pass goes through the call to the table, and the distributed optimizer steps on
+both workers. The gradients of a pass are in its own context: trainers do not disturb each other's.
 
     python -m tensorcall run examples/train_parameter_server.py    # on tensorcall
     python examples/train_parameter_server.py                      # on torch's own agent

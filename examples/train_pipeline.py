@@ -1,9 +1,9 @@
 """A pipeline: a convolutional network lies on two workers, and batches go through it in pieces.
 
 The first half of the network is on one worker, the second half on another. The master cuts each batch into
-micro-batches: while the second worker has the first of them, the first worker has the next. The output of the
-first half goes straight to the second, by an RRef that the master hands on without looking at it. The backward
-pass takes the same ways back, and each half is optimized where it is.
+micro-batches: while the second worker has the first of them, the first worker has the next. The output of
+the first half goes straight to the second, by an RRef that the master hands on without looking at it. The
+backward pass takes the same ways back, and each half is optimized where it is.
 
     python -m tensorcall run examples/train_pipeline.py    # on tensorcall
     python examples/train_pipeline.py                      # on torch's own agent

@@ -1,8 +1,8 @@
 """A recurrent network that lies on three workers: what comes next in a text?
 
-The vectors of the symbols and the layer that names the next symbol are large in a real vocabulary; each is on a
-worker of its own. The recurrent layer is on the trainer, which calls the one before and the other after it. The
-trainer has RRefs for all parameters, its own among them, and one distributed optimizer for them all.
+The vectors of the symbols and the layer that names the next symbol are large with a real vocabulary; each is
+on a worker of its own. The recurrent layer is on the trainer, which calls the one before it and the other
+after it. The trainer has RRefs for all parameters, its own among them, and one distributed optimizer.
 
     python -m tensorcall run examples/train_rnn.py    # on tensorcall
     python examples/train_rnn.py                      # on torch's own agent
