@@ -122,7 +122,7 @@ def free_port():
 
 def launch():
     if torch.cuda.is_available():
-        print("There are CUDA devices here; this program stays on the CPU, they come later.")
+        print("There are CUDA devices here; this program stays on the CPU. For them see cuda_calls.py.")
     print("   when     worker    thread          what")
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     command = [sys.executable, *sys.orig_argv[1:]]

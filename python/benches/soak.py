@@ -1,14 +1,17 @@
-"""Calls for a long time and watches what the two processes come to hold: memory, descriptors, threads.
+"""Calls for a long time and watches what the processes come to hold: memory, descriptors, references …
 
-    python soak.py                                   a million small calls, 10,000 of 1 MiB each way
-    python soak.py --small 50000 --large 1000        what CI runs
+    python soak.py       a million small calls, 10,000 of 1 MiB each way, 100,000 references
+    python soak.py --small 30000 --large 500 --references 5000
 
-Two phases, one after the other. In each, what both processes hold is compared between the mark, when a
+Three phases, one after the other. In each, what the processes hold is compared between the mark, when a
 fifth of the calls has been made, and the end: memory may grow by less than 2 MiB, open descriptors and
-threads not at all. The bound is the same for a short run, which therefore only sees larger leaks; the
-report says how many bytes per call it would have seen. Exit status 1 if something grew.
+threads not at all, and nobody may have or own a reference at the end. The bound is the same for a short
+run, which therefore only sees larger leaks; the report says how many bytes per call it would have seen.
+Exit status 1 if something grew.
 
 Small calls are of all kinds: plain data, pickled, small tensors, futures with callbacks, and errors.
+References are to results that stay on the callee and to objects of the caller; each is passed on to a
+third process, which drops it later than the caller does.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -39,6 +43,9 @@ BLOCK = 1000
 REST = 15.0
 """Seconds that threads which were made for a burst may take to end; they linger for five."""
 TO = "callee"
+FRIEND = "friend"
+WORKERS = ("caller", TO, FRIEND)
+REFERENCES = ("num_owner_rrefs", "num_pending_users", "num_forks")
 
 
 @dataclass(frozen=True)
@@ -48,22 +55,30 @@ class Held:
     memory: int
     descriptors: int
     threads: int
+    references: int
 
 
 def held() -> Held:
     """What this process holds at rest; of memory, what is resident."""
     agent, end = rpc._get_current_rpc_agent(), time.monotonic() + REST
-    while _threads_beyond(agent.get_metrics()) and time.monotonic() < end:
-        time.sleep(0.1)
+    _passed_on.clear()
     gc.collect()
+    while (_threads_beyond(agent.get_metrics()) or _references()) and time.monotonic() < end:
+        time.sleep(0.1)
     with open("/proc/self/statm") as statm:
         pages = int(statm.read().split()[1])
     memory = pages * os.sysconf("SC_PAGE_SIZE")
-    return Held(memory, len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")))
+    descriptors, threads = (len(os.listdir(f"/proc/self/{what}")) for what in ("fd", "task"))
+    return Held(memory, descriptors, threads, _references())
 
 
 def _threads_beyond(metrics: dict[str, str]) -> bool:
     return int(metrics["agent.num_threads"]) > int(metrics["agent.thread_pool_size"])
+
+
+def _references() -> int:
+    figures = rpc._rref_context_get_debug_info()
+    return sum(int(figures[name]) for name in REFERENCES)
 
 
 class Point:
@@ -135,14 +150,34 @@ def large(count: int) -> None:
         assert back.shape == tensor.shape
 
 
+_passed_on: deque[Any] = deque(maxlen=WINDOW)
+
+
+def keep(rref: Any) -> None:
+    """Has a reference until as many others have come."""
+    _passed_on.append(rref)
+
+
+def references(count: int) -> None:
+    """References to what the callee made and to what is here, passed on and dropped."""
+    for first in range(0, count, WINDOW):
+        window = range(first, min(first + WINDOW, count))
+        rrefs = [
+            rpc.remote(TO, echo, args=(number,)) if number % 4 else rpc.RRef(Point(number, []))
+            for number in window
+        ]
+        torch.futures.wait_all([rpc.rpc_async(FRIEND, keep, args=(rref,)) for rref in rrefs])
+
+
 KINDS: tuple[Callable[[int], None], ...] = (plain, pickled, tensors, bursts, errors)
 
 
 def blocks(name: str, count: int) -> Callable[[int], int]:
     """Makes the calls of a phase from a given number on; returns how many were made."""
-    if name == "1 MiB":
-        size = max(1, min(100, count // 20))
-        return lambda made: _run(large, min(size, count - made))
+    if name != "small":
+        size = max(1, min(100 if name == "1 MiB" else BLOCK, count // 20))
+        kind = large if name == "1 MiB" else references
+        return lambda made: _run(kind, min(size, count - made))
     size = max(1, min(BLOCK, count // 50))
     return lambda made: _run(KINDS[made // size % len(KINDS)], min(size, count - made))
 
@@ -161,23 +196,23 @@ def meet() -> None:
 
 
 def warm_up() -> None:
-    """Has both workers start all their threads, which they keep."""
-    for who in ("caller", TO):
+    """Has the workers start all their threads, which they keep."""
+    for who in WORKERS:
         torch.futures.wait_all([rpc.rpc_async(who, meet) for _ in range(THREADS)])
 
 
 def phase(name: str, count: int) -> dict[str, Any]:
-    """Makes `count` calls; what both processes held at the mark and at the end."""
+    """Makes `count` calls; what the processes held at the mark and at the end."""
     step = blocks(name, count)
     made, mark, began = 0, None, time.monotonic()
     while made < count:
         made += step(made)
         if mark is None and made >= MARK * count:
-            mark = both()
+            mark = everybody()
             marked = made
     seconds = time.monotonic() - began
     assert mark is not None
-    end = both()
+    end = everybody()
     return {
         "phase": name,
         "calls": count,
@@ -187,36 +222,39 @@ def phase(name: str, count: int) -> dict[str, Any]:
     }
 
 
-def both() -> dict[str, Held]:
-    """What the two processes hold."""
-    rpc.rpc_sync(TO, held)  # what it makes itself counts at the mark too
-    return {"caller": held(), "callee": rpc.rpc_sync(TO, held)}
+def everybody() -> dict[str, Held]:
+    """What each process holds."""
+    for who in reversed(WORKERS):
+        rpc.rpc_sync(who, held)  # what it makes itself counts at the mark too
+    return {who: rpc.rpc_sync(who, held) for who in WORKERS}
 
 
 def compare(mark: Held, end: Held) -> dict[str, Any]:
     """What changed between two points, and whether that is too much."""
     growth = end.memory - mark.memory
-    steady = (mark.descriptors, mark.threads) == (end.descriptors, end.threads)
+    steady = (mark.descriptors, mark.threads, 0) == (end.descriptors, end.threads, end.references)
     return {
         "memory MiB": [round(mark.memory / (1 << 20), 2), round(end.memory / (1 << 20), 2)],
         "growth KiB": growth // 1024,
         "descriptors": [mark.descriptors, end.descriptors],
         "threads": [mark.threads, end.threads],
+        "references": [mark.references, end.references],
         "ok": growth < BOUND and steady,
     }
 
 
 def work(rank: int, store: str, options: argparse.Namespace, results: Any) -> None:
-    """One of the two processes."""
+    """One of the processes."""
     torch.set_num_threads(1)
     sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (for the life of the process: `fail` is shown there)
     backend = rpc.TensorPipeRpcBackendOptions(
         num_worker_threads=THREADS, init_method=f"file://{store}", rpc_timeout=120
     )
-    rpc.init_rpc(("caller", TO)[rank], rank=rank, world_size=2, rpc_backend_options=backend)
+    rpc.init_rpc(WORKERS[rank], rank=rank, world_size=len(WORKERS), rpc_backend_options=backend)
     if rank == 0:
         warm_up()
-        for name, count in (("small", options.small), ("1 MiB", options.large)):
+        phases = {"small": options.small, "1 MiB": options.large, "references": options.references}
+        for name, count in phases.items():
             if count:
                 results.put(phase(name, count))
         results.put(None)
@@ -224,17 +262,19 @@ def work(rank: int, store: str, options: argparse.Namespace, results: Any) -> No
 
 
 def main() -> int:
-    """Runs the two processes, prints what came of it; the exit status."""
+    """Runs the processes, prints what came of it; the exit status."""
     parser = argparse.ArgumentParser(prog="soak", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--small", type=int, default=1_000_000, help="small calls")
     parser.add_argument("--large", type=int, default=10_000, help="calls of 1 MiB each way")
+    parser.add_argument("--references", type=int, default=100_000, help="references passed on and dropped")
     options = parser.parse_args()
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
         store = os.path.join(folder, "store")
         workers = [
-            context.Process(target=work, args=(r, store, options, results), daemon=True) for r in range(2)
+            context.Process(target=work, args=(rank, store, options, results), daemon=True)
+            for rank in range(len(WORKERS))
         ]
         for worker in workers:
             worker.start()

@@ -26,6 +26,12 @@ from ._journal import ABSENT, Journal
 _logger = logging.getLogger("tensorcall")
 
 _PACKAGES = {"torch.distributed.rpc": "tensorcall.rpc", "torch.distributed.autograd": "tensorcall.autograd"}
+_MODULES = {
+    "torch.distributed.nn.api.remote_module": "tensorcall.nn.api.remote_module",
+    "torch.distributed.optim.optimizer": "tensorcall.optim.optimizer",
+}
+"""Single modules of packages that are otherwise torch's; they are replaced when they are imported."""
+_ROOTS = _PACKAGES | _MODULES
 _NATIVE = {
     "torch._C._distributed_rpc": "tensorcall.rpc",
     "torch._C._distributed_autograd": "tensorcall.autograd",
@@ -66,6 +72,7 @@ def uninstall() -> None:
         _startup.disarm()
         if _journal is None:
             return
+        from .autograd import _reducers
         from .rpc import _agent, _futures, _profiling
 
         if _agent.is_set():
@@ -74,6 +81,7 @@ def uninstall() -> None:
         _journal = None
         _futures.unpatch()
         _profiling.unpatch()
+        _reducers.unpatch()
 
 
 def _refuse_if_running() -> None:
@@ -93,6 +101,7 @@ def _refuse_if_running() -> None:
 
 
 def _replace(journal: Journal) -> None:
+    from .autograd import _reducers
     from .rpc import _futures, _profiling
 
     theirs = _loaded()
@@ -111,6 +120,7 @@ def _replace(journal: Journal) -> None:
     sys.meta_path = [_Aliases(), *sys.meta_path]
     _futures.patch()
     _profiling.patch()
+    _reducers.patch()
 
 
 def _loaded() -> dict[str, ModuleType]:
@@ -119,14 +129,14 @@ def _loaded() -> dict[str, ModuleType]:
 
 
 def _is_torchs(name: str) -> bool:
-    """Whether a module of this name belongs to the packages whose place we take."""
-    return f"{name}.".startswith(tuple(f"{root}." for root in _PACKAGES))
+    """Whether we take the place of a module of this name, or of a package that it belongs to."""
+    return f"{name}.".startswith(tuple(f"{root}." for root in _ROOTS))
 
 
 def _our_name(name: str) -> str:
     """The name of our module for one of torch's."""
-    root = ".".join(name.split(".")[:3])
-    return _PACKAGES[root] + name.removeprefix(root)
+    root = next(root for root in _ROOTS if f"{name}.".startswith(f"{root}."))
+    return _ROOTS[root] + name.removeprefix(root)
 
 
 def _counterpart(name: str) -> ModuleType | None:

@@ -14,6 +14,9 @@ use tensorcall_proto::wire::message::{FunctionRef, Message};
 
 use crate::time;
 
+/// Tells a worker that an autograd context has ended; a call like others here.
+const RELEASE: &str = "tensorcall.autograd._release:release_here";
+
 /// Messages that fail, messages that are late by so many seconds, and how often one fails before it is
 /// sent.
 pub(crate) type Spec = (Vec<String>, HashMap<String, f64>, u32);
@@ -70,6 +73,9 @@ fn name_of(message: &Message, label: &str) -> Option<&'static str> {
         Message::RRef(RRefMessage::Delete { .. }) => return Some("RREF_USER_DELETE"),
         _ => return None,
     };
+    if label == RELEASE {
+        return Some("CLEANUP_AUTOGRAD_CONTEXT_REQ");
+    }
     // Functions are named as in `rpc/_target.py`.
     let is_script = label.contains("::") || label.contains("__torch__.");
     Some(match (&call.function, call.creates, is_script) {

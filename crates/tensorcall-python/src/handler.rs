@@ -2,14 +2,17 @@
 
 use std::any::Any;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use pyo3::exceptions::PyValueError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 use tensorcall::autograd::LocalEngine;
 use tensorcall::body::{Body, Received};
 use tensorcall::proto::wire::message::{Encoding, FailureKind};
+use tensorcall::proto::wire::tensor::{Device, DeviceKind};
 use tensorcall::{Handler, InboundCall, Responder, ThreadHook};
 
 use crate::autograd::{Place, to_place, to_ref};
@@ -75,6 +78,14 @@ impl Answer {
 enum Outcome {
     Now(Answer),
     Later(Py<Later>),
+}
+
+/// Some caller's device map moves tensors that are in main memory: only Python knows whose and where to.
+static PLACES_TENSORS: AtomicBool = AtomicBool::new(false);
+
+/// Whether results with tensors are all packed by Python, which places them on devices.
+pub(crate) fn place_tensors(flag: bool) {
+    PLACES_TENSORS.store(flag, Ordering::Relaxed);
 }
 
 /// Encodings as the handler object numbers them.
@@ -208,7 +219,8 @@ impl PyHandler {
         }
         let mut writer = TensorWriter::new(py)?;
         let mut payload = Vec::new();
-        if value::encode(result, &mut payload, &mut writer)? == Plain::No {
+        let plain = value::encode(result, &mut payload, &mut writer)?;
+        if plain == Plain::No || (!writer.is_empty() && PLACES_TENSORS.load(Ordering::Relaxed)) {
             return self.pickle(py, result, to);
         }
         let (tensors, buffers) = writer.finish()?;
@@ -259,12 +271,35 @@ pub(crate) fn pickled_body(
         return Ok(Body { payload, rrefs, autograd, ..Body::default() });
     }
     let mut writer = TensorWriter::new(tensors.py())?;
+    let mut places = Vec::new();
     for tensor in tensors {
+        // One that is not to stay in main memory comes with the device where it is to be.
+        let (tensor, place) = match tensor.cast_exact::<PyTuple>() {
+            Ok(pair) => pair.extract::<(Bound<'_, PyAny>, String)>()?,
+            Err(_) => (tensor, String::new()),
+        };
         // The pickle counts every occurrence, so that one object twice has two places.
         writer.push_again(&tensor)?;
+        places.push(place);
     }
-    let (tensors, buffers) = writer.finish()?;
+    let (mut tensors, buffers) = writer.finish()?;
+    for (desc, place) in tensors.iter_mut().zip(places).filter(|(_, place)| !place.is_empty()) {
+        desc.device = device_named(&place)?;
+    }
     Ok(Body { payload, tensors, buffers, rrefs, autograd })
+}
+
+/// A device by torch's name for it.
+fn device_named(place: &str) -> PyResult<Device> {
+    let index = place.strip_prefix("cuda").and_then(|rest| match rest.strip_prefix(':') {
+        Some(index) => index.parse().ok(),
+        None => rest.is_empty().then_some(0),
+    });
+    match index {
+        Some(index) => Ok(Device { kind: DeviceKind::Cuda, index }),
+        None if place == "cpu" => Ok(Device::CPU),
+        None => Err(PyValueError::new_err(format!("tensors cannot be sent to {place}"))),
+    }
 }
 
 fn describe(py: Python<'_>, error: &PyErr) -> String {

@@ -71,6 +71,13 @@ fn measure_gil_waits(flag: bool) {
     gil_wait::measure(flag);
 }
 
+/// Whether results with tensors are all packed by Python, since some caller's device map moves tensors that
+/// are in main memory.
+#[pyfunction]
+fn place_tensors(flag: bool) {
+    handler::place_tensors(flag);
+}
+
 #[pymodule]
 fn _tensorcall(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<agent::Agent>()?;
@@ -83,6 +90,7 @@ fn _tensorcall(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(listening, module)?)?;
     module.add_function(wrap_pyfunction!(after_fork_in_child, module)?)?;
     module.add_function(wrap_pyfunction!(measure_gil_waits, module)?)?;
+    module.add_function(wrap_pyfunction!(place_tensors, module)?)?;
     tensor::add_to(module)?;
     testing::add_to(module)
 }

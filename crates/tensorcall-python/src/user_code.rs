@@ -6,6 +6,8 @@
 //! may be unwound, and the thread parks instead.
 #![expect(unsafe_code, reason = "calls Python's C interface; each use carries its proof")]
 
+use std::hint::black_box;
+
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -27,10 +29,13 @@ pub(crate) fn call<'py>(
     args: impl IntoPyObject<'py, Target = PyTuple, Output = Bound<'py, PyTuple>>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let args = args.into_pyobject(callable.py()).map_err(Into::into)?;
+    // PyO3 declares the same function as one that does not unwind, and where the compiler sees both it
+    // believes that. Then there is nothing here that could stop the unwinding, and the process aborts.
+    let function: unsafe extern "C-unwind" fn(_, _, _) -> _ = black_box(PyObject_Call);
     let result = surviving_exit(|| {
         // SAFETY: both are live objects, the second a tuple, and the interpreter lock is held, as
         // `Bound` proves. Null means no keywords.
-        unsafe { PyObject_Call(callable.as_ptr(), args.as_ptr(), std::ptr::null_mut()) }
+        unsafe { function(callable.as_ptr(), args.as_ptr(), std::ptr::null_mut()) }
     });
     // SAFETY: a new reference, or null and an exception is set.
     unsafe { Bound::from_owned_ptr_or_err(callable.py(), result) }

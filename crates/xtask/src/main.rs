@@ -14,6 +14,7 @@ mod ci;
 mod demo;
 mod fmt;
 mod fuzz;
+mod gpu_check;
 mod licences;
 mod packages;
 mod peer_suite;
@@ -78,6 +79,8 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
+    /// Run what needs a CUDA device; without one, say so and pass.
+    GpuCheck,
     /// Compare our speed with torch's own agent; arguments go to `python/benches/run.py`.
     Bench {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -131,6 +134,10 @@ fn main() -> ExitCode {
         Command::PeerSuite { args } => {
             setup::add(&mut plan, &project);
             peer_suite::add(&mut plan, &project, args);
+        }
+        Command::GpuCheck => {
+            setup::add(&mut plan, &project);
+            gpu_check::add(&mut plan, &project);
         }
         Command::Bench { args } => {
             setup::add(&mut plan, &project);

@@ -35,6 +35,11 @@ pub(crate) fn add_environment<'a>(plan: &mut Plan<'a>, project: &'a Project) {
     plan.step("torch", |_| torch::provide(project));
 }
 
+/// Packages that use torch's RPC, which some tests run.
+pub(crate) fn add_ecosystem<'a>(plan: &mut Plan<'a>, project: &'a Project) {
+    plan.step("packages that use torch's RPC (versions in pyproject.toml)", |_| ecosystem(project));
+}
+
 pub(crate) fn add_extension<'a>(plan: &mut Plan<'a>, project: &'a Project) {
     plan.step("extension, release build", |_| extension(project));
 }
@@ -63,6 +68,18 @@ fn tools(project: &Project) -> Result<()> {
     run(&mut project.pip(&["install", "--quiet", "pip>=25.1"])).context("pip could not renew itself")?;
     run(&mut project.pip(&["install", "--progress-bar", "on", "--group", "dev"]))
         .context("the tools could not be installed: is there a network?")?;
+    stamp.write()
+}
+
+fn ecosystem(project: &Project) -> Result<()> {
+    let stamp = Stamp::new(project, "ecosystem", &["pyproject.toml"])?;
+    if stamp.is_fresh() {
+        println!("      up to date");
+        return Ok(());
+    }
+    let torch = format!("torch=={}", torch::version(project)?); // stays what it is
+    run(&mut project.pip(&["install", "--quiet", "--group", "ecosystem", &torch]))
+        .context("the packages could not be installed: is there a network?")?;
     stamp.write()
 }
 

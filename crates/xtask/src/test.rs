@@ -8,6 +8,7 @@ use crate::{
     plan::Plan,
     process::{run, run_watched, succeeds},
     project::Project,
+    setup,
     tally::Tally,
 };
 
@@ -19,6 +20,9 @@ pub(crate) fn add<'a>(plan: &mut Plan<'a>, project: &'a Project, fast: bool) {
     plan.step("Rust documentation tests", |tally| {
         libtest(&mut project.cargo(&["test", "--workspace", "--doc"]), tally)
     });
+    if !fast {
+        setup::add_ecosystem(plan, project);
+    }
     plan.step("Python tests", move |tally| python(project, tally, fast));
 }
 

@@ -33,7 +33,7 @@ pub(crate) fn provide(project: &Project) -> Result<()> {
     // Pip's own judgement, without the network.
     let check = ["install", "--quiet", "--no-index", "--no-deps", "--dry-run", REQUIREMENT];
     if succeeds(&mut project.pip(&check)) {
-        println!("      torch {}: up to date", project.evaluate(VERSION)?);
+        println!("      torch {}: up to date", version(project)?);
         return Ok(());
     }
     check_disk(&project.venv)?;
@@ -43,6 +43,11 @@ pub(crate) fn provide(project: &Project) -> Result<()> {
          TENSORCALL_PYTHON. If pip found no version, this Python may be too new for torch: remove the \
          environment and name another with PYTHON=/path/to/python",
     )
+}
+
+/// The version of torch that the environment has.
+pub(crate) fn version(project: &Project) -> Result<String> {
+    project.evaluate(VERSION)
 }
 
 /// Lets the environment import what `lender` can, behind what it has itself.

@@ -19,6 +19,7 @@ from urllib.parse import urlparse
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import _rendezvous_helper, rendezvous
 
+from ..autograd import _reducers
 from . import _fork, _futures, _membership, _profiling, _scripts
 from . import api as api
 from . import backend_registry as backend_registry
@@ -92,6 +93,8 @@ BackendType: Any
 _init_counts: collections.Counter[str] = collections.Counter()
 """How often this process, or one that it was forked from, has joined a group at each place."""
 _init_counts_lock = threading.Lock()
+_GRACE = 1.0
+"""Seconds that a store may take to notice its own limit."""
 _rendezvous: list[Iterator[Any]] = []
 """Kept for ever: a store goes away with the iterator that made it, and others may still need it."""
 
@@ -130,6 +133,7 @@ def init_rpc(
         raise RuntimeError("RPC is already initialized")
     _futures.patch()
     _profiling.patch()
+    _reducers.patch()
     store, rank, world_size = _meet(chosen, rank, world_size)
     _autograd()._init(rank)
     _init_rpc_backend(backend, store, name, rank, world_size, chosen)
@@ -186,12 +190,7 @@ def _check_rank(rank: Any, world_size: Any) -> None:
 def _meet(chosen: RpcBackendOptions, rank: int, world_size: int | None) -> tuple[Store, int, int | None]:
     """Let c10d find the store; also what rank and size its URL or environment give."""
     deadline = _membership.Deadline.of_rendezvous(chosen.rpc_timeout)
-    if world_size:
-        meeting = rendezvous(chosen.init_method, rank=rank, world_size=world_size, timeout=deadline.left())
-    else:
-        meeting = _rendezvous_helper(chosen.init_method, rank, None, timeout=deadline.left())
-    _rendezvous.append(meeting)
-    store, rank, size = interruptible(lambda: next(meeting))
+    store, rank, size = _find_store(chosen.init_method, rank, world_size, deadline)
     store.set_timeout(deadline.left())
     if world_size:
         world_size = size
@@ -205,6 +204,31 @@ def _meet(chosen: RpcBackendOptions, rank: int, world_size: int | None) -> tuple
     # Members of a dynamic group come and go, each as often as it likes: they meet in one place.
     _membership.mark_dynamic(counted)
     return PrefixStore("rpc_dynamic", store), rank, world_size
+
+
+def _find_store(
+    init_method: str, rank: int, world_size: int | None, deadline: _membership.Deadline
+) -> tuple[Store, int, int]:
+    url, timeout = urlparse(init_method), deadline.left()
+    if not world_size:
+        meeting = _rendezvous_helper(init_method, rank, None, timeout=timeout)
+    elif url.scheme in ("env", "tcp") and rank >= 0 and "rank=" not in url.query:
+        # A store that is told of no size waits for nobody. We do, and say who did not come.
+        query = "&".join(filter(None, (url.query, f"rank={rank}", "world_size=-1")))
+        meeting = rendezvous(url._replace(query=query).geturl(), timeout=timeout)
+    else:
+        meeting = rendezvous(init_method, rank=rank, world_size=world_size, timeout=timeout)
+    _rendezvous.append(meeting)
+    late = deadline.seconds + _GRACE if deadline.seconds else None
+    try:
+        store, rank, size = interruptible(lambda: next(meeting), late)
+    except TimeoutError:
+        text = (
+            f"what listens at {_place(init_method)} takes connections, but did not answer for {late:g} s as "
+            "the store does where the workers meet"
+        )
+        raise RuntimeError(text) from None
+    return store, rank, world_size if world_size and size == -1 else size
 
 
 def _place(init_method: str) -> str:

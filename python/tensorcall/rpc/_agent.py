@@ -95,6 +95,7 @@ class TensorPipeAgent(RpcAgent):
         self._store = store
         self._options = options
         self._handler = handler
+        self._devices = handler.devices
         self._left = False
 
     @property

@@ -6,6 +6,9 @@ from typing import Any
 
 import torch.distributed
 
+from ..autograd import _context, _engine
+from . import _fork
+
 
 def autograd() -> Any:
     """Ours, under the name that programs patch."""
@@ -13,3 +16,8 @@ def autograd() -> Any:
 
     theirs = getattr(torch.distributed, "autograd", None)
     return theirs if getattr(theirs, "__name__", None) == ours.__name__ else ours
+
+
+@_fork.in_child
+def _begin_anew() -> Any:
+    return _context.begin_anew(), _engine.begin_anew()

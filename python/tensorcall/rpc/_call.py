@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import _tensorcall
+from ..autograd import _context, _messages
 from . import _remote_error, _target, internal
 from ._handler import RAISED
 
 if TYPE_CHECKING:
     from .._tensorcall import Call
+    from ..autograd._context import DistAutogradContext
     from ._agent import TensorPipeAgent
 
 _EXPIRED = 1e-9
@@ -56,7 +58,7 @@ class Unsent:
         done.complete()
         done.on_done(callback)
 
-    def result(self) -> tuple[int, Any, list[torch.Tensor], list[_tensorcall.RRef]]:
+    def result(self) -> tuple[int, Any, list[torch.Tensor], list[_tensorcall.RRef], _messages.Mark | None]:
         """Raise why there was no call."""
         raise self.error
 
@@ -131,7 +133,10 @@ def _start(
     args = args if args else ()
     kwargs = kwargs if kwargs else {}
     name = _target.name_of(func, args, kwargs)
-    if pickler is internal._internal_rpc_pickler and name is not None:
+    moved = bool(agent._options.device_maps) and agent._devices.moves_arguments(agent._name_of(rank))
+    context = _context.open_context()
+    plainly = context is None and name is not None and not moved
+    if plainly and name is not None and pickler is internal._internal_rpc_pickler:
         call = _start_plain(plain, rank, name, args, kwargs, timeout)
         if call is not None:
             return call, name
@@ -139,9 +144,14 @@ def _start(
         func = _by_name(func, name)
     _target.check_sendable(func)
     options = {"lend": True} if waits and pickler is internal._internal_rpc_pickler else {}
-    payload, tensors, rrefs = internal.pack(pickler, internal.PythonUDF(func, args, kwargs), **options)
-    _target.check_devices(tensors, "Request", agent._name_of(rank))
     label = name or str(getattr(func, "__qualname__", None) or type(func).__qualname__)
+    request = internal.PythonUDF(func, args, kwargs)
+    if context is not None:
+        return _start_recorded(
+            agent, context, pickled, rank, label, request, timeout, pickler, options
+        ), label
+    payload, tensors, rrefs = internal.pack(pickler, request, **options)
+    tensors = agent._devices.requests(agent._name_of(rank)).stage(tensors)
     try:
         return pickled(rank, label, payload, tensors, rrefs, timeout), label
     except NotImplementedError:
@@ -149,6 +159,38 @@ def _start(
         raise
     except RuntimeError as error:
         return Unsent(error), label
+
+
+def _start_recorded(
+    agent: TensorPipeAgent,
+    context: DistAutogradContext,
+    pickled: Callable[..., Any],
+    rank: int,
+    label: str,
+    request: internal.PythonUDF,
+    timeout: float,
+    pickler: Any,
+    options: dict[str, Any],
+) -> Any:
+    """What `pickled` made of a call in an autograd context."""
+    payload, tensors, rrefs, message = _messages.pack(context, rank, pickler, request, **options)
+    # What a torch operator returns needs gradients only if an argument does.
+    mark = None if message is None and _target.is_torchs(label) else (context._context_id(), message)
+    try:
+        tensors = agent._devices.requests(agent._name_of(rank)).stage(tensors)
+        if mark is not None:
+            context.sends_to(rank)
+        made = pickled(rank, label, payload, tensors, rrefs, timeout, mark)
+    except BaseException as error:
+        if message is not None:
+            context.drop_send(message)
+        if isinstance(error, RuntimeError) and not isinstance(error, NotImplementedError):
+            return Unsent(error)
+        raise
+    call = made[1] if isinstance(made, tuple) else made
+    if mark is not None and isinstance(call, _tensorcall.Call):
+        context.add_call(call, message)
+    return made
 
 
 def limit_of(agent: TensorPipeAgent, timeout: float) -> float:
@@ -163,8 +205,20 @@ def take(call: Call | Unsent) -> Any:
     if torch.is_inference_mode_enabled():
         # Who waits does not decide what kind of tensor comes.
         with torch.inference_mode(False):
-            return decode(*call.result())
-    return decode(*call.result())
+            return _take(call)
+    return _take(call)
+
+
+def _take(call: Call | Unsent) -> Any:
+    try:
+        encoding, payload, tensors, rrefs, mark = call.result()
+    except BaseException:
+        if _context.context_of_call:
+            _messages.failed(call)
+        raise
+    if _context.context_of_call:
+        _messages.taken(call)
+    return decode(encoding, payload, tensors, rrefs, mark)
 
 
 def decode(
@@ -172,14 +226,14 @@ def decode(
     payload: Any,
     tensors: list[torch.Tensor],
     rrefs: list[_tensorcall.RRef],
-    autograd: tuple[int, int | None] | None = None,
+    mark: _messages.Mark | None = None,
 ) -> Any:
     """The value of an answer; raises the exception that it brings."""
     if encoding == 0:
         return payload
     if encoding == RAISED:
         raise internal.unpack(payload, tensors, rrefs, _remote_error.load)
-    return internal.unpack(payload, tensors, rrefs)
+    return _messages.unpack(mark, payload, tensors, rrefs, is_answer=True)
 
 
 def _start_plain(

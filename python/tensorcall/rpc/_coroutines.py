@@ -17,6 +17,8 @@ from functools import partial
 from typing import Any
 
 from .. import _tensorcall
+from ..autograd import _context
+from ..autograd._context import DistAutogradContext
 from . import _loops
 
 _START_LIMIT = 10.0
@@ -48,7 +50,7 @@ class Coroutines:
         except RuntimeError:
             coroutine.close()
             raise
-        bell.run_soon(partial(self._launch, coroutine, later))
+        bell.run_soon(partial(self._launch, coroutine, later, _context.open_context()))
 
     def stop(self) -> None:
         """Cancel all coroutines and end the loop; does not wait for that."""
@@ -92,9 +94,15 @@ class Coroutines:
         self._ready.complete()
         await self._stop.wait()
 
-    def _launch(self, coroutine: Coroutine[Any, Any, Any], later: _tensorcall.Later) -> None:
-        # An empty context: what one call sets, the next one must not see.
+    def _launch(
+        self,
+        coroutine: Coroutine[Any, Any, Any],
+        later: _tensorcall.Later,
+        autograd: DistAutogradContext | None,
+    ) -> None:
+        # A context of its own: what one call sets, the next one must not see.
         context = contextvars.Context()
+        context.run(_context.current.set, autograd)
         task = asyncio.get_running_loop().create_task(self._answer(coroutine, later), context=context)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

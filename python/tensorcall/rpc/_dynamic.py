@@ -23,7 +23,7 @@ from typing import Any
 from torch._C._distributed_c10d import Store
 
 from .. import _tensorcall
-from . import _agent, _call, _membership, api, internal
+from . import _agent, _call, _devices, _membership, api, internal
 from ._handler import Handler
 from ._membership import Deadline
 from ._worker import WorkerInfo
@@ -41,8 +41,8 @@ _PROBE_LIMIT = 5.0
 
 _FREE = "free"
 
-Members = dict[int, tuple[str, str]]
-"""Name and contact by rank."""
+Members = dict[int, tuple[str, str, Any]]
+"""Name, contact and devices by rank."""
 
 
 def join(
@@ -70,19 +70,28 @@ def join(
     with _Turn(keys, name).held(deadline) as turn:
         try:
             members = _read(keys)
-            for other in [r for r, (theirs, _) in members.items() if theirs == name or r == rank]:
+            for other in [r for r, (theirs, *_) in members.items() if theirs == name or r == rank]:
                 _make_way(members, other, name, rank, job, secret)
-            handler = Handler(WorkerInfo(name, rank))
+            devices = _devices.Directory(name, options)
+            mine = _devices.entry_of(options)
+            entries = {theirs: entry for theirs, _, entry in members.values()} | {name: mine}
+            fault = _devices.fault(entries, static=False)
+            if fault is not None:
+                raise ValueError(fault)
+            for other, (theirs, _, entry) in members.items():
+                devices.learn(other, theirs, entry["maps"])
+            devices.learn(rank, name, mine["maps"])
+            handler = Handler(WorkerInfo(name, rank), devices)
             native = _membership.make_native(name, rank, job, secret, options, handler)
-            present = members | {rank: (name, native.contact())}
-            roster = [(theirs, r, contact) for r, (theirs, contact) in sorted(present.items())]
+            present = members | {rank: (name, native.contact(), mine)}
+            roster = [(theirs, r, contact) for r, (theirs, contact, _) in sorted(present.items())]
             infos = [WorkerInfo(theirs, r) for theirs, r, _ in roster]
             agent = kind(native, infos, roster, store, options, handler, dynamic=True)
             api._init_rpc_states(agent)
             lost = _tell(agent, members, _admit, (name, rank, native.contact()), turn)
             turn.renew()
             _write(keys, {r: member for r, member in present.items() if r not in lost})
-            _tell(agent, members.keys() - lost, _welcome, (name, rank), turn)
+            _tell(agent, members.keys() - lost, _welcome, (name, rank, mine["maps"]), turn)
             for gone in lost:
                 agent._remove(gone)
         except BaseException:
@@ -107,7 +116,7 @@ def leave(agent: _agent.TensorPipeAgent, timeout: float) -> None:
     try:
         with turn.held(deadline):
             members = _read(keys)
-            if members.get(me.id, ("", ""))[0] == me.name:
+            if members.get(me.id, ("",))[0] == me.name:
                 del members[me.id]
                 _write(keys, members)
             others = [info.id for info in agent.get_worker_infos() if info.id != me.id]
@@ -224,7 +233,10 @@ def _check_secret(keys: Store, job: str, secret: bytes | None) -> None:
 def _read(keys: Store) -> Members:
     if not keys.check(["members"]):
         return {}
-    return {int(rank): (name, contact) for rank, (name, contact) in json.loads(keys.get("members")).items()}
+    return {
+        int(rank): (name, contact, devices)
+        for rank, (name, contact, devices) in json.loads(keys.get("members")).items()
+    }
 
 
 def _write(keys: Store, members: Members) -> None:
@@ -233,7 +245,7 @@ def _write(keys: Store, members: Members) -> None:
 
 def _make_way(members: Members, other: int, name: str, rank: int, job: str, secret: bytes) -> None:
     """Strike a member off that died, whose name or rank is wanted; one that lives keeps them."""
-    theirs, contact = members[other]
+    theirs, contact, _ = members[other]
     if _lives(theirs, other, contact, job, secret):
         if theirs == name:
             raise RuntimeError(
@@ -297,9 +309,11 @@ def _admit(name: str, rank: int, contact: str) -> None:
     _agent.current()._native.admit(name, rank, contact)
 
 
-def _welcome(name: str, rank: int) -> None:
+def _welcome(name: str, rank: int, maps: _devices.Plain) -> None:
     """Runs on a member: a joiner may be called."""
-    _agent.current()._add(WorkerInfo(name, rank))
+    agent = _agent.current()
+    agent._devices.learn(rank, name, maps)
+    agent._add(WorkerInfo(name, rank))
 
 
 def _farewell(name: str, rank: int) -> None:

@@ -18,17 +18,21 @@ from typing import Any
 import torch
 
 from .. import _tensorcall
-from . import _agent, _fork, _remote_error, _target, internal, server_process_global_profiler
+from ..autograd import _context, _messages
+from ..autograd._context import DistAutogradContext
+from ..autograd._engine import PassId, Plan, Roots
+from ..autograd._engine import engine as local_engine
+from ..autograd._messages import Mark, PackedGradients
+from . import _agent, _devices, _fork, _remote_error, _target, internal, server_process_global_profiler
 from ._coroutines import Coroutines
+from ._devices import Directory, Placement
 from ._remote_error import ErrorCarrier, OperatorError
 from ._worker import WorkerInfo
+from .options import TensorPipeRpcBackendOptions
 
 _logger = logging.getLogger("tensorcall")
 
-Autograd = tuple[int, int | None]
-"""An autograd context, and the number of the message if tensors of it require gradients."""
-
-Reply = tuple[int, bytes, list[torch.Tensor], list[_tensorcall.RRef], Autograd | None]
+Reply = tuple[int, bytes, list[torch.Tensor], list[_tensorcall.RRef], Mark | None]
 """Encoding (1 a pickled result, 2 a pickled exception), payload, tensors, references, autograd context."""
 
 RETURNED = 1
@@ -38,8 +42,9 @@ RAISED = 2
 class Handler:
     """Runs functions for other workers (and for this one) and packs their outcomes."""
 
-    def __init__(self, info: WorkerInfo) -> None:
+    def __init__(self, info: WorkerInfo, devices: Directory | None = None) -> None:
         self._info = info
+        self.devices = devices or Directory(info.name, TensorPipeRpcBackendOptions())
         self._errors = ErrorCarrier(info)
         self._coroutines = Coroutines()
         self._generation = _fork.generation()
@@ -58,7 +63,7 @@ class Handler:
         tensors: Sequence[torch.Tensor],
         rrefs: Sequence[_tensorcall.RRef],
         caller: int,
-        autograd: Autograd | None,
+        autograd: Mark | None,
     ) -> Reply | _tensorcall.Later:
         """Run the pickled function with its pickled arguments."""
         try:
@@ -67,7 +72,8 @@ class Handler:
             return self.dump_exception(error)
         if isinstance(result, _tensorcall.Later):
             return result
-        return self.dump_result(result, autograd, caller)
+        context = None if autograd is None else _context.container.find(autograd[0])
+        return self._dump(result, context, caller)
 
     def run_pickled_here(
         self,
@@ -75,11 +81,25 @@ class Handler:
         tensors: Sequence[torch.Tensor],
         rrefs: Sequence[_tensorcall.RRef],
         caller: int,
-        autograd: Autograd | None,
+        autograd: Mark | None,
     ) -> Any:
         """As :meth:`run_pickled`, but the result stays here as it is and exceptions pass."""
+        if autograd is None:
+            return self._run_pickled(payload, tensors, rrefs, caller, None)
+        # The context is the function's, and that of the calls which it makes.
+        with _context.entered(_context.container.enter(autograd[0])):
+            return self._run_pickled(payload, tensors, rrefs, caller, autograd)
+
+    def _run_pickled(
+        self,
+        payload: bytes,
+        tensors: Sequence[torch.Tensor],
+        rrefs: Sequence[_tensorcall.RRef],
+        caller: int,
+        autograd: Mark | None,
+    ) -> Any:
         try:
-            func, args, kwargs = internal.unpack(payload, tensors, rrefs)
+            func, args, kwargs = _messages.unpack(autograd, payload, tensors, rrefs, is_answer=False)
         except (AttributeError, ImportError) as error:
             raise RuntimeError(_not_here(error)) from None
         except BaseException as error:
@@ -120,11 +140,7 @@ class Handler:
         if not torch.is_grad_enabled():
             torch._C._set_grad_enabled(True)
         try:
-            if server_process_global_profiler.is_on():
-                with server_process_global_profiler.serving():
-                    result = function(*args, **kwargs)
-            else:
-                result = function(*args, **kwargs)
+            result = self._run(function, args, kwargs)
         except BaseException as error:
             if self._generation != _fork.generation():
                 _fork.end_child(error)
@@ -138,6 +154,15 @@ class Handler:
         if getattr(function, "_wrapped_async_rpc_function", None) is not None:
             return self._follow(function, result)
         return result
+
+    def _run(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if server_process_global_profiler.is_on():
+            with server_process_global_profiler.serving():
+                return function(*args, **kwargs)
+        if self.devices.cuda:
+            with _devices.serving(self.devices.cuda):
+                return function(*args, **kwargs)
+        return function(*args, **kwargs)
 
     def unseen_exception(self, function: str, worker: str, payload: bytes) -> None:
         """A function that this worker called raised an exception, and nobody looked at it."""
@@ -167,15 +192,81 @@ class Handler:
         future.add_done_callback(partial(_answer, later))
         return later
 
-    def dump_result(self, obj: object, autograd: Autograd | None, caller: int) -> Reply:
+    def dump_result(self, obj: object, autograd: Mark | None, caller: int) -> Reply:
         """Pack a result for `caller`; if it cannot be sent, the exception that says so."""
+        # Who fetches a value may be the first to bring its context here.
+        context = None if autograd is None else _context.container.enter(autograd[0])
+        return self._dump(obj, context, caller)
+
+    def _dump(self, obj: object, context: DistAutogradContext | None, caller: int) -> Reply:
+        mark = None
         try:
-            payload, tensors, rrefs = internal.pack(internal._internal_rpc_pickler, obj)
-            _target.check_devices(tensors, "Response", "the caller")
+            if context is None:
+                payload, tensors, rrefs = internal.pack(internal._internal_rpc_pickler, obj)
+            else:
+                payload, tensors, rrefs, mark = self._pack_recorded(context, obj, caller)
+            tensors = self.devices.responses(caller).stage(tensors)
         except BaseException as error:
+            if context is not None and mark is not None:
+                context.drop_send(mark[1])
             text = f"{type(error).__name__}: {error}"
             return self._raised(RuntimeError(text).with_traceback(error.__traceback__))
-        return RETURNED, payload, tensors, rrefs, None
+        return RETURNED, payload, tensors, rrefs, mark
+
+    def _pack_recorded(
+        self, context: DistAutogradContext, obj: object, caller: int
+    ) -> tuple[bytes, list[torch.Tensor], list[_tensorcall.RRef], tuple[int, int] | None]:
+        pickler = internal._internal_rpc_pickler
+        payload, tensors, rrefs, message = _messages.pack(context, caller, pickler, obj)
+        if message is None:
+            return payload, tensors, rrefs, None
+        context.sends_to(caller)
+        return payload, tensors, rrefs, (context._context_id(), message)
+
+    def autograd_plan(self, context_id: int, pass_id: PassId, roots: Roots | None) -> Plan:
+        """Begin a backward pass on this worker."""
+        try:
+            return local_engine.plan(context_id, pass_id, roots)
+        except BaseException as error:
+            raise self._error_of_pass(error) from error
+
+    def autograd_vjp(
+        self,
+        context_id: int,
+        pass_id: PassId,
+        arrived: Sequence[tuple[int | None, PackedGradients | None]],
+        wanted: Sequence[int],
+        last: bool,
+        retain_graph: bool,
+    ) -> list[tuple[int, PackedGradients | None]]:
+        """Go on with a backward pass: what these sources bring to messages from other workers."""
+        try:
+            sources = [(m, _messages.unpack_gradients(packed)) for m, packed in arrived if packed is not None]
+            found = local_engine.vjp(
+                context_id, pass_id, sources, wanted, last=last, retain_graph=retain_graph
+            )
+            return [
+                (message, _messages.pack_gradients(gradients, self._way_back(context_id, message)))
+                for message, gradients in found
+            ]
+        except BaseException as error:
+            raise self._error_of_pass(error) from error
+
+    def _way_back(self, context_id: int, message: int) -> Placement:
+        """Where gradients of a message go: on the devices that its tensors came from."""
+        sender = _context.rank_of(message)
+        context = _context.container.find(context_id)
+        if context is not None and context.is_answer(message):
+            return self.devices.requests_of(sender)
+        return self.devices.responses(sender)
+
+    def autograd_end(self, context_id: int, pass_id: PassId, error: object) -> None:
+        """A backward pass has ended, with `error` if it failed anywhere."""
+        local_engine.end(context_id, pass_id)
+
+    def _error_of_pass(self, error: BaseException) -> OperatorError:
+        text = str(error) or type(error).__name__
+        return OperatorError(f"Error on Node {self._info.id}: {text}")
 
     def dump_exception(self, exc: BaseException) -> Reply:
         """Show an exception on this worker's ``sys.stderr`` and pack it for the caller."""

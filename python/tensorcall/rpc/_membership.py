@@ -26,9 +26,10 @@ from typing import Any
 from urllib.parse import urlparse
 
 from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed import DistError
 
 from .. import _tensorcall
-from . import _agent, _log, api
+from . import _agent, _devices, _log, api
 from ._handler import Handler
 from ._waiting import interruptible
 from ._worker import WorkerInfo
@@ -42,6 +43,9 @@ MIN_PATIENCE = 5.0
 
 _PARTING = 5.0
 """Seconds that rank 0, which may host the store, waits until the others have read from it."""
+
+_LATE_PARTING = 1.0
+"""The same, for an error when the time for meeting is over."""
 
 
 _NO_SECRET = (
@@ -96,11 +100,12 @@ def join(
     Raises:
         RuntimeError: a name is not unique or not a name, two workers claim one rank, the workers
             have different secrets, somebody did not come in time. No agent is set then.
+        ValueError: device maps do not fit the group.
     """
     _log.configure()
     deadline = Deadline.of_rendezvous(options.rpc_timeout)
     keys = keys_of(store)
-    meeting = _Meeting(keys, rank, world_size, deadline)
+    meeting = _Meeting(keys, rank, world_size, deadline, options.init_method)
     native: _tensorcall.Agent | None = None
     _agent.prepare()
     try:
@@ -111,13 +116,17 @@ def join(
             meeting.roster()
             raise RuntimeError(_NO_SECRET)
         try:
-            handler = Handler(WorkerInfo(name, rank))
+            devices = _devices.Directory(name, options)
+            handler = Handler(WorkerInfo(name, rank), devices)
             native = make_native(name, rank, job, secret, options, handler)
         except Exception as error:
             meeting.spoil(f"worker {name!r} (rank {rank}) cannot join: {error}")
             raise
-        meeting.enter(entry | {"contact": native.contact()})
+        meeting.enter(entry | {"contact": native.contact(), "devices": _devices.entry_of(options)})
         roster = meeting.roster()
+        meeting.check(roster, name, native.contact())
+        for (member, other, _), maps in zip(roster, meeting.device_maps, strict=True):
+            devices.learn(other, member, maps)
         infos = [WorkerInfo(member, other) for member, other, _ in roster]
         agent = kind(native, infos, roster, store, options, handler)
         api._init_rpc_states(agent)
@@ -126,9 +135,12 @@ def join(
         except BaseException:
             _agent.reset()
             raise
-    except BaseException:
+    except BaseException as error:
         if native is not None:
             native.close(False)
+        if isinstance(error, DistError):
+            text = f"worker {name!r} (rank {rank}) lost the store in which the workers meet: {error}"
+            raise RuntimeError(text) from error
         raise
     return agent
 
@@ -191,11 +203,22 @@ def make_native(
 class _Meeting:
     """One worker's part in a join."""
 
-    def __init__(self, keys: Store, rank: int, world_size: int, deadline: Deadline) -> None:
+    def __init__(
+        self, keys: Store, rank: int, world_size: int, deadline: Deadline, init_method: str = ""
+    ) -> None:
         self._store = keys
         self._rank = rank
         self._size = world_size
         self._deadline = deadline
+        self.device_maps: list[_devices.Plain] = []
+        """Of every worker by rank, once there is a roster."""
+        self._suspicion = ""
+        file = urlparse(init_method)
+        if file.scheme == "file":
+            self._suspicion = (
+                f". If that is not so, {file.path} is left from an earlier job: remove it, or meet at "
+                "another file"
+            )
 
     def enter(self, entry: dict[str, Any]) -> None:
         """Leave this worker's entry.
@@ -208,10 +231,10 @@ class _Meeting:
         if found == mine:
             return
         other = json.loads(found)
-        self._mark_read("error")
+        self._mark_read("error", self._size)
         if "error" in other:
             raise RuntimeError(other["error"])
-        text = f"two workers claim rank {self._rank}: {other['name']} and {entry['name']}"
+        text = f"two workers claim rank {self._rank}: {other['name']} and {entry['name']}{self._suspicion}"
         self.spoil(text)
         raise RuntimeError(text)
 
@@ -232,12 +255,28 @@ class _Meeting:
             try:
                 self._wait(["roster"])
             except RuntimeError as error:
-                raise RuntimeError(self._missing()) from error
+                text = self._missing()
+                self._mark_read("error", self._size)
+                raise RuntimeError(text) from error
             record = json.loads(self._store.get("roster"))
         if "error" in record:
-            self._part("error")
-            raise RuntimeError(record["error"])
+            self._part("error", record.get("present", self._size))
+            raise (ValueError if record.get("is_value") else RuntimeError)(record["error"])
+        self.device_maps = record["device_maps"] or [{}] * len(record["workers"])
         return [(name, rank, contact) for rank, (name, contact) in enumerate(record["workers"])]
+
+    def check(self, roster: list[tuple[str, int, str]], name: str, contact: str) -> None:
+        """Make sure that the roster is of this group, and not of an earlier one that met in this store.
+
+        Raises:
+            RuntimeError: it is not.
+        """
+        if len(roster) != self._size or roster[self._rank] != (name, self._rank, contact):
+            names = ", ".join(member for member, _, _ in roster)
+            raise RuntimeError(
+                f"the store has the roster of another group ({names}), without {name} of rank {self._rank}"
+                f"{self._suspicion}"
+            )
 
     def wait_until_all_serve(self) -> None:
         """Return when every worker has opened its agent."""
@@ -248,19 +287,27 @@ class _Meeting:
         except RuntimeError as error:
             text = f"not all of the {self._size} workers started serving in {self._deadline.seconds:g} s"
             raise RuntimeError(text) from error
-        self._part("serve")
+        self._part("serve", self._size)
 
     def _collect(self) -> dict[str, Any]:
         keys = [_entry(rank) for rank in range(self._size)]
         try:
             self._wait(keys)
         except RuntimeError:
-            return {"error": self._missing()}
+            return {"error": self._missing(), "present": sum(self._store.check([key]) for key in keys)}
         entries = [json.loads(entry) for entry in self._store.multi_get(keys)]
         error = _fault(entries, self._size)
         if error is not None:
             return {"error": error}
-        return {"workers": [(entry["name"], entry["contact"]) for entry in entries]}
+        devices = {entry["name"]: entry["devices"] for entry in entries}
+        error = _devices.fault(devices)
+        if error is not None:
+            return {"error": error, "is_value": True}
+        maps = [entry["devices"]["maps"] for entry in entries]
+        return {
+            "workers": [(entry["name"], entry["contact"]) for entry in entries],
+            "device_maps": maps if any(maps) else [],
+        }
 
     def _publish(self, record: dict[str, Any]) -> Any:
         """Leave the record for all, unless somebody left one before; return what counts."""
@@ -276,20 +323,23 @@ class _Meeting:
             return f"rank 0 did not say {limit} who is in the group of {self._size} workers"
         return f"workers did not come {limit}: missing rank(s) {missing} of world size {self._size}"
 
-    def _part(self, stage: str) -> None:
+    def _part(self, stage: str, present: int) -> None:
         """Let nobody lose the store who still needs it: rank 0, its likely host, goes last."""
         if self._rank != 0:
-            self._mark_read(stage)
-        elif self._size > 1:
+            self._mark_read(stage, present)
+        elif present > 1:
+            limit = min(self._deadline.left(), timedelta(seconds=_PARTING))
+            if stage == "error":
+                limit = max(limit, timedelta(seconds=_LATE_PARTING))
             try:
-                limit = min(self._deadline.left(), timedelta(seconds=_PARTING))
-                interruptible(lambda: self._store.wait([f"read {stage}"], limit))
+                if self._store.add(f"reading {stage}", 0) < present - 1:
+                    interruptible(lambda: self._store.wait([f"read {stage}"], limit))
             except RuntimeError as error:
                 _logger.debug("parting from the store: %s", error)
 
-    def _mark_read(self, stage: str) -> None:
+    def _mark_read(self, stage: str, present: int) -> None:
         try:
-            if self._store.add(f"reading {stage}", 1) == self._size - 1:
+            if self._store.add(f"reading {stage}", 1) == present - 1:
                 self._store.set(f"read {stage}", "1")
         except RuntimeError as error:
             _logger.debug("parting from the store: %s", error)

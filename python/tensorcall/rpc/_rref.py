@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
 import torch
 
+from ..autograd import _context
 from . import _agent, _call, _fork, internal
 from ._autograd import autograd
 from ._futures import Future
@@ -103,13 +104,23 @@ class PyRRef:
             return self._local(timeout)
         if isinstance(self._call, _call.Unsent):
             self._check_usable()
-        call = self._native.fetch(_call.limit_of(self._agent, timeout), f"to_here of {self._label}")
+        call = self._fetch(_call.limit_of(self._agent, timeout))
         try:
             call.wait(None)
         except BaseException:
             call.cancel()
             raise
         return _call.take(call)
+
+    def _fetch(self, limit: float) -> _tensorcall.Call:
+        label = f"to_here of {self._label}"
+        context = _context.open_context()
+        if context is None:
+            return self._native.fetch(limit, label)
+        call = self._native.fetch(limit, label, (context._context_id(), None))
+        context.sends_to(self._owner.id)
+        context.add_call(call, None)
+        return call
 
     def local_value(self) -> Any:
         """The value, on its owner, once it is there.
@@ -278,6 +289,12 @@ class PyRRef:
 
 class RRef(PyRRef, Generic[T]):
     """A reference to a value of type ``T`` on some worker; see :class:`PyRRef`."""
+
+    if TYPE_CHECKING:
+
+        def __init__(self, value: T, type_hint: Any = None) -> None: ...
+        def to_here(self, timeout: float = UNSET_RPC_TIMEOUT) -> T: ...
+        def local_value(self) -> T: ...
 
 
 def remote(agent: Any, to: Any, func: Any, args: Any, kwargs: Any, timeout: float, pickler: Any) -> RRef[Any]:

@@ -140,22 +140,6 @@ def check_sendable(func: Any) -> None:
         )
 
 
-def check_devices(tensors: Sequence[torch.Tensor], what: str, destination: str) -> None:
-    """Refuse tensors that are not in main memory.
-
-    Raises:
-        RuntimeError: one of them is on another device.
-    """
-    for tensor in tensors:
-        if not tensor.is_cpu:
-            raise RuntimeError(
-                "TensorPipe RPC backend only supports CPU tensors by default, please move your tensors to "
-                "CPU before sending them over RPC, or call `set_device_map` on `TensorPipeRpcBackendOptions` "
-                f"to explicitly configure device mapping. {what} device mapping is not available for "
-                f"destination {destination}, but found tensor on device: {tensor.device}"
-            )
-
-
 def _python_name(func: Any) -> str | None:
     module_name = getattr(func, "__module__", None)
     qualname = getattr(func, "__qualname__", None)

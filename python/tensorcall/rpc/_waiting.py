@@ -9,14 +9,17 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def interruptible(run: Callable[[], T]) -> T:
+def interruptible(run: Callable[[], T], limit: float | None = None) -> T:
     """Return what `run` returns, but let signal handlers run meanwhile, and Ctrl-C end the wait.
 
     For c10d, whose waits are deaf to signals. Python runs signal handlers on the main thread only, so
     there `run` goes to a thread of its own; after an interruption that thread is left to the limit
     that `run` has.
+
+    Raises:
+        TimeoutError: `run`, which may know no limit, was not done after `limit` seconds; its thread is left.
     """
-    if threading.current_thread() is not threading.main_thread():
+    if limit is None and threading.current_thread() is not threading.main_thread():
         return run()
     results: list[T] = []
     errors: list[BaseException] = []
@@ -30,7 +33,8 @@ def interruptible(run: Callable[[], T]) -> T:
         done.set()
 
     threading.Thread(target=work, name="tensorcall-rendezvous", daemon=True).start()
-    done.wait()
+    if not done.wait(limit):
+        raise TimeoutError
     try:
         if errors:
             raise errors[0]

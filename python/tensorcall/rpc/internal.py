@@ -60,11 +60,14 @@ _Rrefs = dict[int, tuple[int, _tensorcall.RRef]]
 class _Tables(threading.local):
     """The tables that this thread is filling and reading; ``None`` outside of pickling.
 
-    Those of tensors belong to one pickle, those of references to a whole message.
+    Those of tensors belong to one pickle, those of references to a whole message, and so do those of the
+    tensors that autograd records.
     """
 
     sending: list[torch.Tensor] | None = None
     receiving: Sequence[torch.Tensor] | None = None
+    recording: list[torch.Tensor] | None = None
+    recorded: dict[int, torch.Tensor] | None = None
     sending_rrefs: _Rrefs | None = None
     receiving_rrefs: Sequence[_tensorcall.RRef] | None = None
 
@@ -111,13 +114,16 @@ class _InternalRPCPickler:
         if isinstance(obj, torch.jit.ScriptModule) and type(obj) not in table:
             table = _Table({**table, type(obj): _reduce_script_module})
         pickler.dispatch_table = table
-        outer = _tables.sending
+        outer, recording = _tables.sending, _tables.recording
         tensors: list[torch.Tensor] = []
         _tables.sending = tensors
+        if outer is not None:
+            # Inside of another pickle, which will see these tensors itself.
+            _tables.recording = None
         try:
             pickler.dump(obj)
         finally:
-            _tables.sending = outer
+            _tables.sending, _tables.recording = outer, recording
         return writer.finish(tensors), tensors
 
     def deserialize(self, binary_data: bytes, tensor_table: Sequence[torch.Tensor]) -> Any:
@@ -145,8 +151,13 @@ def _reduce_tensor(tensor: torch.Tensor) -> Any:
         if table is None:
             raise pickle.PicklingError("a tensor of an RPC message can only be pickled by the RPC pickler")
         table.append(tensor)
-        return _receive_tensor, (len(table) - 1,)
-    return _layouts.reduce(tensor)
+        reduced: Any = (_receive_tensor, (len(table) - 1,))
+    else:
+        reduced = _layouts.reduce(tensor)
+    if tensor.requires_grad and _tables.recording is not None:
+        _tables.recording.append(tensor)
+        return _receive_recorded, (len(_tables.recording) - 1, *reduced)
+    return reduced
 
 
 def _receive_tensor(index: int) -> torch.Tensor:
@@ -154,6 +165,14 @@ def _receive_tensor(index: int) -> torch.Tensor:
     if table is None:
         raise pickle.UnpicklingError("a tensor of an RPC message can only be unpickled by the RPC pickler")
     return table[index]
+
+
+def _receive_recorded(place: int, rebuild: Callable[..., torch.Tensor], args: Any) -> torch.Tensor:
+    """A tensor that the sender's autograd has recorded."""
+    tensor = rebuild(*args)
+    if _tables.recorded is not None:
+        _tables.recorded[place] = tensor
+    return tensor
 
 
 def _reduce_script_module(module: torch.jit.ScriptModule) -> Any:
@@ -187,6 +206,32 @@ def pack(pickler: Any, obj: Any, **options: Any) -> tuple[bytes, list[torch.Tens
     with collecting_rrefs() as rrefs:
         payload, tensors = pickler.serialize(obj, **options)
     return payload, tensors, [rref for _, rref in rrefs.values()]
+
+
+class recording:
+    """In the block, tensors that need gradients are added to a list as they are pickled; not for `None`."""
+
+    def __init__(self, tensors: list[torch.Tensor] | None) -> None:
+        self._tensors = tensors
+
+    def __enter__(self) -> None:
+        self._outer, _tables.recording = _tables.recording, self._tensors
+
+    def __exit__(self, *exception: object) -> None:
+        _tables.recording = self._outer
+
+
+class collecting_recorded:
+    """In the block, tensors that the sender has recorded are added as they are unpickled, by their places."""
+
+    def __init__(self, tensors: dict[int, torch.Tensor]) -> None:
+        self._tensors = tensors
+
+    def __enter__(self) -> None:
+        self._outer, _tables.recorded = _tables.recorded, self._tensors
+
+    def __exit__(self, *exception: object) -> None:
+        _tables.recorded = self._outer
 
 
 class collecting_rrefs:

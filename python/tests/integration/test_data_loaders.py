@@ -51,7 +51,7 @@ def load(worker: Worker, method: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_data_loader_runs_beside_an_agent(group: Group, method: str) -> None:
-    """LOG row 10."""
+    """LOG row 10: workers of a loader end well, whatever the order of exit handlers."""
     count = BATCHES * BATCH
 
     for seen in group.run(load, load, arguments=(method,)):

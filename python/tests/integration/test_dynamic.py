@@ -100,6 +100,7 @@ def members(group: Group, tmp_path: Path) -> Members:
 
 
 def test_workers_come_one_after_the_other_and_call_each_other(members: Members) -> None:
+    """LOG row 111."""
     numbers = [members.add() for _ in range(3)]
 
     for number in numbers:
@@ -115,6 +116,7 @@ def test_workers_come_one_after_the_other_and_call_each_other(members: Members) 
 
 
 def test_a_worker_that_left_is_unknown_and_may_come_back(members: Members) -> None:
+    """LOG row 111."""
     for number in (members.add(), members.add()):
         members.order(number, "join", f"w{number}", number)
     members.order(1, "leave")
@@ -133,6 +135,7 @@ def test_a_worker_that_left_is_unknown_and_may_come_back(members: Members) -> No
 
 
 def test_a_worker_that_was_killed_comes_back_under_its_name(members: Members) -> None:
+    """LOG row 111."""
     for number in (members.add(), members.add(), members.add()):
         members.order(number, "join", f"w{number}", number)
     members.order(0, "start pause", "w1", 30)
@@ -146,6 +149,23 @@ def test_a_worker_that_was_killed_comes_back_under_its_name(members: Members) ->
     for one in (0, 2, again):
         for other in ("w0", "w1", "w2"):
             assert members.order(one, "call", other, 21) == 42
+    members.end(1)
+
+
+def test_members_join_after_the_first_one_has_left_or_died(members: Members) -> None:
+    """LOG row 112."""
+    for number in (members.add(), members.add(), members.add()):
+        members.order(number, "join", f"w{number}", number)
+    members.order(0, "leave")
+    members.group.kill(1)
+
+    later = members.add()
+    members.order(later, "join", "later", 3)
+
+    assert members.order(later, "call", "w2", 3) == 6
+    assert members.order(2, "call", "later", 4) == 8
+    members.order(2, "leave")
+    members.order(later, "leave")
     members.end(1)
 
 
@@ -185,6 +205,7 @@ def test_a_worker_leaves_when_its_own_calls_are_answered(members: Members) -> No
 
 
 def test_who_stops_while_joining_is_passed_over(members: Members) -> None:
+    """LOG row 112."""
     first, second = members.add(), members.add()
     members.order(first, "join", "w0", 0)
     members.order(first, "hold the turn")
@@ -198,6 +219,7 @@ def test_who_stops_while_joining_is_passed_over(members: Members) -> None:
 
 
 def test_without_the_store_members_go_on_and_leave_and_nobody_joins(group: Group) -> None:
+    """LOG row 112."""
     group.deadline = time.monotonic() + 90
     members = Members(group, f"tcp://127.0.0.1:{group._port}")
     for number in (members.add(), members.add(), members.add()):

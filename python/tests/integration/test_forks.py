@@ -240,7 +240,8 @@ def test_a_child_ends_by_its_own_status_and_harms_nobody(tmp_path: Path) -> None
     assert (result.returncode, result.stderr) == (0, "")
     ends = ast.literal_eval(result.stdout)
     assert [status for status, _ in ends] == list(ENDS.values())
-    assert max(seconds for _, seconds in ends) < LOST
+    # It takes Python a while to take itself and torch apart, on a busy machine.
+    assert max(seconds for _, seconds in ends) < LIMIT
     said = {way: (tmp_path / way).read_text() for way in ENDS}
     assert said.pop("raise").splitlines()[-1] == "ValueError: planted"
     assert not any(said.values()), said
@@ -331,6 +332,7 @@ def miss_the_parent(worker: Worker) -> tuple[str, float]:
 
 
 def test_a_killed_worker_is_lost_soon_though_it_has_a_live_child(group: Group) -> None:
+    """LOG row 33: pending calls fail within seconds and name the peer."""
     group.start(miss_the_parent, die_with_a_child)
     group.hear(0)
     child = group.hear(1)

@@ -38,6 +38,20 @@ def test_the_example_runs_unmodified() -> None:
 
 
 @pytest.mark.slow
+def test_actors_and_a_learner_hold_references_to_each_other() -> None:
+    printed = run("-m", "tensorcall", "run", "examples/actor_learner.py")
+
+    assert printed.startswith("a walk of 5 steps took ")
+
+
+@pytest.mark.slow
+def test_a_parameter_server_is_an_object_that_trainers_refer_to() -> None:
+    printed = run("-m", "tensorcall", "run", "examples/parameter_server.py")
+
+    assert printed == "after 60 steps of 3 trainers the weight is [2.0, -1.0, 0.5]\n"
+
+
+@pytest.mark.slow
 def test_the_benchmark_measures_both_engines_in_turn(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     short = ["--rounds", "1", "--calls", "20", "--seconds", "0.05", "--workloads", "L1,C1"]
@@ -53,7 +67,9 @@ def test_the_benchmark_measures_both_engines_in_turn(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_nothing_grows_over_many_calls() -> None:
-    """LOG row 62: a short soak, with the bound of the long one; `cargo xtask soak` is that."""
-    printed = run("python/benches/soak.py", "--small", "30000", "--large", "500", limit=110)
+    """LOG rows 9 and 62: a short soak, with the bounds of the long one; `cargo xtask soak` is that."""
+    short = ["--small", "30000", "--large", "500", "--references", "5000"]
+
+    printed = run("python/benches/soak.py", *short, limit=110)
 
     assert printed.endswith("nothing grew\n"), printed

@@ -122,6 +122,21 @@ def test_tensors_in_containers_keep_their_places(group: Group) -> None:
     assert group.run(send_many, serve)[0]
 
 
+def send_shapes(worker: Worker) -> list[list[int]]:
+    shapes = [(), (0,), (1,), (3, 0, 2), (0, 0), (2, 1, 3), (1 << 18,)]
+    sent = [torch.full(shape, index, dtype=torch.uint8) for index, shape in enumerate(shapes)]
+    with worker.joined():
+        rref = rpc.remote("w1", identity, args=(sent,))
+        for got in (rpc.rpc_sync("w1", identity, args=(sent,)), rref.to_here()):
+            assert all(torch.equal(x, y) for x, y in zip(got, sent, strict=True))
+    return [list(tensor.shape) for tensor in got]
+
+
+def test_scalars_empty_and_large_tensors_go_in_one_call(group: Group) -> None:
+    """LOG row 61: on the CPU; what is on a GPU too is in `cargo xtask gpu-check`."""
+    assert group.run(send_shapes, serve)[0] == [[], [0], [1], [3, 0, 2], [0, 0], [2, 1, 3], [1 << 18]]
+
+
 def send_in_parallel(worker: Worker) -> bool:
     sent = [torch.full((1 << 18,), n, dtype=torch.int32) for n in range(16)]
     with worker.joined():

@@ -274,13 +274,6 @@ def test_debug_info_is_the_union_of_its_parts(alone):
     assert agent.is_static_group
 
 
-def test_what_is_missing_says_so(alone):
-    with pytest.raises(RuntimeError, match="does not implement remote yet"):
-        alone.remote("me", add, (1, 2))
-    with pytest.raises(RuntimeError, match="does not implement RRef yet"):
-        alone.RRef(1)
-
-
 def test_a_second_init_is_refused_and_init_after_shutdown_works(alone, tmp_path):
     options = alone.TensorPipeRpcBackendOptions(init_method=f"file://{tmp_path}/again")
     with pytest.raises(RuntimeError, match="already initialized"):

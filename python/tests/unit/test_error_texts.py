@@ -21,7 +21,6 @@ ELSEWHERE = {
     "python/tensorcall/_doctor.py": "so does the report",
     "crates/tensorcall-python/src/testing.rs": "for tests only",
     "crates/tensorcall/src/transport/alarm.rs": "notes in assertions",
-    "crates/tensorcall-proto/src/handshake/tests.rs": "for tests only",
     "crates/tensorcall-proto/src/handshake/envelope.rs": "labels of keys",
 }
 DETAILS = {
@@ -49,12 +48,29 @@ NOT_SAID = {
     ),
     "all serve": "a key of the store",
     "sign of life": "a label",
+    "#remote_op: ": "stands in the names of events",
+    "tensorcall: marker": "the name of an event that nobody sees",
     "torch's stable C interface": "a name",
     "tensorcall secret of job …": "goes into a fingerprint",
     "WorkerInfo(id=…, name=…)": "a repr",
+    "…(on=…, device=…)": "a repr",
+    "Refused: parameters and submodules are elsewhere.": "documentation of methods",
+    "a backward pass": "a label",
+    "end of a backward pass": "a label",
     "<torch function …>": "a repr",
     "GloballyUniqueId(created_on=…, local_id=…)": "a repr",
     "UserRRef(RRefId = …, ForkId = …)": "a repr",
+    **dict.fromkeys(
+        [
+            "the address that was asked for, …",
+            "the address of the interface that was asked for, …",
+            "the local address that routes to …, where the workers meet",
+            "the local address that leads out, since … is this host (…)",
+            "loopback, since the workers meet on no other host",
+            "loopback, as … is, since this host has no other address",
+        ],
+        "the doctor says so",
+    ),
     **dict.fromkeys(
         [
             " and … more",
@@ -67,8 +83,8 @@ NOT_SAID = {
             "local process …",
             "no secret",
             "rank(s) … have …",
-            "the caller",
             "the class ….…",
+            "in its device map for …\ndevice map = …",
             "the module …",
             "… for a local future",
             "… for worker '…'",

@@ -49,7 +49,8 @@ def meet(path, size, entries, seconds=5.0, ranks=None, shared=None):
 
 
 def entry(name, size):
-    return {"name": name, "contact": json.dumps({"at": name}), "world_size": size}
+    devices = {"count": 0, "maps": {}, "devices": []}
+    return {"name": name, "contact": json.dumps({"at": name}), "world_size": size, "devices": devices}
 
 
 def test_all_learn_the_same_roster_and_secret(tmp_path):

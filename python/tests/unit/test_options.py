@@ -73,6 +73,18 @@ def test_device_maps_are_one_to_one():
         options.set_device_map("w", {0: 2})
 
 
+def test_device_maps_take_numbers_names_and_devices():
+    """LOG row 53."""
+    options = rpc.TensorPipeRpcBackendOptions(device_maps={"w": {0: "cuda:1"}})
+    options.set_device_map("w", {torch.device("cuda:1"): 0, "cuda:2": torch.device("cuda", 2)})
+
+    assert {str(here): str(there) for here, there in options.device_maps["w"].items()} == {
+        "cuda:0": "cuda:1",
+        "cuda:1": "cuda:0",
+        "cuda:2": "cuda:2",
+    }
+
+
 def test_devices_must_be_accelerators():
     with pytest.raises(ValueError, match="expect a list of CUDA devices"):
         rpc.TensorPipeRpcBackendOptions(devices=["cpu"])

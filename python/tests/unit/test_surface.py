@@ -60,8 +60,3 @@ def test_calls_without_an_agent_say_so():
         rpc.shutdown()
     with pytest.raises(RuntimeError, match="Current RPC agent is not set!"):
         rpc.get_rpc_timeout()
-
-
-def test_opening_an_autograd_context_says_what_is_missing():
-    with pytest.raises(RuntimeError, match="does not implement distributed autograd"):
-        tensorcall.autograd.context().__enter__()

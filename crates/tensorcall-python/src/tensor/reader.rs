@@ -4,7 +4,7 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use tensorcall::buffer::Buffer;
-use tensorcall_proto::wire::tensor::{Device, TensorDesc};
+use tensorcall_proto::wire::tensor::{Device, DeviceKind, TensorDesc};
 
 use super::torch::TorchApi;
 
@@ -28,7 +28,6 @@ pub(crate) fn read_tensors_by<'py>(
     descs: &[TensorDesc],
     buffers: Vec<Buffer>,
 ) -> PyResult<Vec<Bound<'py, PyAny>>> {
-    check_devices(descs)?;
     let one_each = descs.len() == buffers.len() && descs.iter().zip(0..).all(|(desc, i)| desc.buffer == i);
     if one_each {
         let build = |(desc, buffer)| finish(api.build(py, buffer, desc)?, desc);
@@ -62,13 +61,6 @@ fn members_of(descs: &[TensorDesc], buffers: usize) -> PyResult<Vec<Vec<usize>>>
     Ok(members)
 }
 
-fn check_devices(descs: &[TensorDesc]) -> PyResult<()> {
-    if descs.iter().all(|desc| desc.device == Device::CPU) {
-        return Ok(());
-    }
-    Err(PyRuntimeError::new_err("a tensor was sent to a device, and there is no device map"))
-}
-
 /// Sets what is not in the memory: how to read the bits, and whether gradients are asked for.
 fn finish<'py>(mut tensor: Bound<'py, PyAny>, desc: &TensorDesc) -> PyResult<Bound<'py, PyAny>> {
     let py = tensor.py();
@@ -81,5 +73,12 @@ fn finish<'py>(mut tensor: Bound<'py, PyAny>, desc: &TensorDesc) -> PyResult<Bou
     if desc.requires_grad {
         tensor.call_method1(intern!(py, "requires_grad_"), (true,))?;
     }
-    Ok(tensor)
+    if desc.device == Device::CPU {
+        return Ok(tensor);
+    }
+    let Device { kind: DeviceKind::Cuda, index } = desc.device else {
+        return Err(PyRuntimeError::new_err("a tensor was sent to a kind of device that is not known here"));
+    };
+    let devices = py.import(intern!(py, "tensorcall.rpc._devices"))?;
+    devices.call_method1(intern!(py, "arrive"), (tensor, format!("cuda:{index}")))
 }

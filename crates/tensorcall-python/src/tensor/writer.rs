@@ -96,6 +96,11 @@ impl<'py> TensorWriter<'py> {
         Ok(self.append(tensor)??)
     }
 
+    /// Whether no tensor was added.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
     fn append(&mut self, tensor: &Bound<'py, PyAny>) -> PyResult<Result<u32, Unfit>> {
         let plain = match self.api.read(tensor)? {
             Ok(plain) => plain,

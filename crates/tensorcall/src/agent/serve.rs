@@ -135,7 +135,7 @@ impl Responder {
         self.autograd
     }
 
-    /// The rank of the worker that gets the answer.
+    /// Who asked.
     pub fn caller(&self) -> Rank {
         self.key.peer
     }

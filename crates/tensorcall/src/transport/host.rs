@@ -69,13 +69,13 @@ impl Wishes<'_> {
 
 fn of_interface(name: &str) -> Result<Listening> {
     let what = format!("cannot listen on the interface {name:?}");
-    let addresses = sys::addresses_of(name).map_err(|error| Error::io(&what, error))?;
-    // What is valid on one link alone says nothing to others.
+    let addresses = sys::addresses_of(Some(name)).map_err(|error| Error::io(&what, error))?;
     let found = addresses.into_iter().filter(|ip| !is_link_local(*ip)).min_by_key(IpAddr::is_ipv6);
     let ip = found.ok_or_else(|| Error::usage(format!("{what}: there is none, or it has no address")))?;
     Ok(Listening::new(ip, format!("the address of the interface that was asked for, {name}")))
 }
 
+/// What is valid on one link alone says nothing to others.
 fn is_link_local(ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(_) => false,
@@ -109,7 +109,10 @@ fn means_loopback(host: &str) -> bool {
 /// other hosts, where the name means something else.
 fn beyond_loopback(host: &str, loopback: IpAddr) -> Listening {
     let outward = ELSEWHERE.iter().find_map(|&ip| route_to(SocketAddr::new(ip, 1)).ok());
-    match outward.filter(|ip| !ip.is_loopback()) {
+    // Without a default route there may be a network all the same.
+    let reaches_others = |ip: &IpAddr| !ip.is_loopback() && !is_link_local(*ip);
+    let any = || sys::addresses_of(None).ok()?.into_iter().find(reaches_others);
+    match outward.filter(reaches_others).or_else(any) {
         Some(ip) => Listening::new(
             ip,
             format!("the local address that leads out, since {host} is this host ({loopback})"),
@@ -178,7 +181,8 @@ mod tests {
         let chosen = beyond_loopback("this-host", IpAddr::from([127, 0, 1, 1]));
 
         assert!(chosen.why.contains("this-host"), "{chosen:?}");
-        let has_network = route_to(SocketAddr::new(ELSEWHERE[0], 1)).is_ok();
+        let others = sys::addresses_of(None).unwrap();
+        let has_network = others.iter().any(|ip| !ip.is_loopback() && !is_link_local(*ip));
         assert_eq!(!chosen.ip.is_loopback(), has_network, "{chosen:?}");
     }
 }

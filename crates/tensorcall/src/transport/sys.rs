@@ -77,8 +77,8 @@ pub(crate) fn close_inherited(fd: RawFd) {
     let _ = unsafe { libc::close(fd) };
 }
 
-/// The addresses of a network interface; none if there is no such interface.
-pub(crate) fn addresses_of(interface: &str) -> io::Result<Vec<IpAddr>> {
+/// The addresses of a network interface, or of all; none if there is no such interface.
+pub(crate) fn addresses_of(interface: Option<&str>) -> io::Result<Vec<IpAddr>> {
     let mut first: *mut libc::ifaddrs = std::ptr::null_mut();
     // SAFETY: `first` is a valid place for the list's address.
     if unsafe { libc::getifaddrs(&raw mut first) } != 0 {
@@ -91,7 +91,7 @@ pub(crate) fn addresses_of(interface: &str) -> io::Result<Vec<IpAddr>> {
         next = entry.ifa_next;
         // SAFETY: every entry has a name that ends in a zero, and lives as long as the list.
         let name = unsafe { CStr::from_ptr(entry.ifa_name) };
-        if name.to_bytes() == interface.as_bytes() {
+        if interface.is_none_or(|interface| name.to_bytes() == interface.as_bytes()) {
             found.extend(address_in(entry));
         }
     }
