@@ -121,7 +121,18 @@ def find(name: str) -> Any:
         return _script_function(name)
     module, _, qualname = name.partition(":")
     # Not cached: the attribute may be bound to something else tomorrow.
-    found: Any = sys.modules.get(module) or importlib.import_module(module)
+    loaded = sys.modules.get(module)
+    if loaded is None:
+        return _attribute(importlib.import_module(module), qualname)
+    try:
+        return _attribute(loaded, qualname)
+    except AttributeError:
+        # Another thread may be in the middle of importing it: this waits until it is done.
+        return _attribute(importlib.import_module(module), qualname)
+
+
+def _attribute(module: Any, qualname: str) -> Any:
+    found = module
     for part in qualname.split("."):
         found = getattr(found, part)
     return found

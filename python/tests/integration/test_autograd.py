@@ -296,7 +296,9 @@ def of_a_profile(worker: Worker) -> Any:
             loss = rpc.rpc_sync("w1", chain, args=(x,)).sum()
             with torch.autograd.profiler.profile() as profile:
                 dist_autograd.backward(number, [loss])
-    return sorted({event.name for event in profile.function_events if event.name.startswith("torch::")})
+    return sorted(
+        {event.name for event in profile.function_events if event.name.startswith("torch::distributed")}
+    )
 
 
 def test_a_profile_shows_the_pass_and_its_messages(group: Group) -> None:

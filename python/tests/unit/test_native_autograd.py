@@ -103,7 +103,9 @@ class Engine(Worker):
             return [(10, 1)], [(11, 1, [1])], [1]
         return [(11, 0)], [(10, 0, [0])], []
 
-    def autograd_vjp(self, context: int, pass_: Any, arrived: Any, wanted: Any, last: bool, keep: bool) -> Any:
+    def autograd_vjp(
+        self, context: int, pass_: Any, arrived: Any, wanted: Any, last: bool, keep: bool
+    ) -> Any:
         self.told.append(("vjp", [message for message, _ in arrived], wanted, last, keep))
         if self.trouble is not None and self._info.id == 1:
             raise self.trouble

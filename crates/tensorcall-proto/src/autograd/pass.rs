@@ -29,6 +29,8 @@ pub(super) struct Engine<G, E, A> {
     plan: Planned<G>,
     /// What came before the plan.
     early: Early<G>,
+    /// The recv functions that the local engine is at.
+    wanted: Vec<u64>,
     /// The ranks whose probes were passed on.
     probes: BTreeSet<Rank>,
     /// Whether a probe of ours was sent.
@@ -118,6 +120,7 @@ impl<G, E: Clone + From<AutogradError>, A> Engine<G, E, A> {
             unanswered: 0,
             plan: Planned { sources: Vec::new(), recvs: Vec::new(), missing: 0 },
             early: Early { gradients: Vec::new(), asked: Vec::new(), probes: Vec::new() },
+            wanted: Vec::new(),
             probes: BTreeSet::new(),
             probed: false,
             cyclic: false,
@@ -248,7 +251,8 @@ impl<G, E: Clone + From<AutogradError>, A> Engine<G, E, A> {
         self.rest(now);
         match gradients {
             Ok(gradients) if self.failed.is_none() => {
-                for (message, gradient) in gradients {
+                let unnamed = std::mem::take(&mut self.wanted).into_iter().map(|message| (message, None));
+                for (message, gradient) in gradients.into_iter().chain(unnamed) {
                     self.send(message, gradient, out);
                 }
             }
@@ -452,6 +456,7 @@ impl<G, E: Clone + From<AutogradError>, A> Engine<G, E, A> {
         if batch.arrived.is_empty() && batch.wanted.is_empty() {
             return None;
         }
+        self.wanted.clone_from(&batch.wanted);
         Some(Work::Vjp { arrived: batch.arrived, wanted: batch.wanted, last: batch.last })
     }
 

@@ -116,7 +116,8 @@ impl<G, E: Clone + From<AutogradError>, A> Passes<G, E, A> {
         }
     }
 
-    /// The local engine has done [`Work::Vjp`]: what it has for each of the wanted recv functions.
+    /// The local engine has done [`Work::Vjp`]: what it has for each of the wanted recv functions. One that
+    /// it does not name has no gradient.
     pub fn handle_vjp_done(
         &mut self,
         now: Instant,

@@ -191,6 +191,18 @@ fn what_no_source_reaches_is_answered_without_the_local_engine() {
 }
 
 #[test]
+fn a_wanted_recv_function_that_the_local_engine_does_not_name_has_no_gradient() {
+    let (mut bench, _) = Bench::planned(plan(&[(1, 9)], vec![recv(3, 4, &[0])]));
+    bench.gradient(9, 1, 10);
+    assert_eq!(bench.work(), Some(vjp(&[(1, 10)], &[3], true)));
+    bench.effects();
+
+    bench.done(vec![(77, Some(5))]);
+
+    assert_eq!(bench.calls(), [(4, Step::NoGradient { message: 3 })]);
+}
+
+#[test]
 fn gradients_that_come_before_the_plan_or_twice_count_once() {
     let mut bench = Bench::told();
     bench.gradient(9, 1, 10);

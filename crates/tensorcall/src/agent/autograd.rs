@@ -141,7 +141,9 @@ impl Inner {
 
     /// The agent is closed, and so all passes are over.
     pub(super) fn close_passes(&self) {
-        let error = PassError::from(Error::shutting_down());
+        let (name, rank) = (&self.me.name, self.me.rank);
+        let text = format!("worker '{name}' (rank {rank}) shuts down, which takes part in a backward pass");
+        let error = PassError::failed(ErrorKind::ShuttingDown, text);
         self.with_passes(|state| state.passes.fail_all(&error));
     }
 

@@ -247,8 +247,8 @@ impl Inner {
         self.pool.stop();
         // The answer of a function that is about to end is sent yet: it may be what made this worker leave.
         self.pool.wait_ended(limit.min(now() + LAST_WORDS));
-        self.fail_own_calls();
         self.close_passes();
+        self.fail_own_calls();
         self.close_rrefs();
         self.group.changed.notify_all();
         let reason = if graceful { GoodbyeReason::Graceful } else { GoodbyeReason::Forced };
