@@ -19,7 +19,7 @@ from torch.distributed.optim import DistributedOptimizer
 from training import Progress, parse, run
 
 NAMES = ["master", "first", "second"]
-STEPS = 40
+STEPS = 50
 BATCH, PIECES = 32, 4
 SIZE, CLASSES = 12, 3
 
@@ -72,7 +72,7 @@ class Pipeline:
         self.first = rpc.remote("first", first_half)
         self.second = rpc.remote("second", second_half)
         parameters = [*self.first.rpc_sync().parameter_rrefs(), *self.second.rpc_sync().parameter_rrefs()]
-        self.optimizer = DistributedOptimizer(torch.optim.Adam, parameters, lr=0.01)
+        self.optimizer = DistributedOptimizer(torch.optim.SGD, parameters, lr=0.2, momentum=0.9)
         self.generator = torch.Generator().manual_seed(0)
 
     def forward(self, images):

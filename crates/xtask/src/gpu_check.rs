@@ -8,7 +8,7 @@ pub(crate) fn add<'a>(plan: &mut Plan<'a>, project: &'a Project) {
     });
     plan.step("torch's own RPC tests that need a CUDA device", |_| {
         // Those that need more devices than there are skip themselves.
-        let tests = "TensorPipeAgentCudaRpcTest|TensorPipeCudaRpcTest";
+        let tests = "TensorPipe(TensorPipe|TensorPipeAgent)?Cuda(Rpc|DistAutograd|RemoteModule)Test";
         run(project.python().args(["python/tests/peer/run.py", "--all", "--limit", "60", "--filter", tests]))
     });
 }

@@ -168,6 +168,17 @@ COVERED = {
     ],
     79: ["integration/test_rrefs.py::test_shutdown_gives_back_what_is_still_in_use"],
     80: ["unit/test_rrefs.py::test_a_field_of_an_object_may_stay_where_it_is_until_somebody_wants_it"],
+    # Gradients and modules elsewhere
+    81: ["integration/test_autograd.py::test_a_call_may_last_longer_than_its_context"],
+    100: ["integration/test_remote_modules.py::test_a_module_is_an_argument_like_any_other"],
+    118: [
+        "integration/test_remote_modules.py::test_making_a_module_and_using_it_waits_for_nothing",
+        "integration/test_remote_modules.py::test_a_method_of_modules_works_or_says_that_it_does_not",
+    ],
+    121: [
+        "integration/test_training.py::test_an_example_learns",
+        "parity/test_training.py::test_the_gradients_of_an_example_are_those_of_torch",
+    ],
     # Threads
     85: [
         "integration/test_nesting.py::test_one_thread_each_is_enough_to_nest_fifty_deep",
@@ -201,22 +212,23 @@ COVERED = {
 }
 
 LATER = {
-    5: [81, 82, 100, 118, 119, 121],
     8: [92, 93, 94, 95, 96, 98],
 }
-"""Rows that other issues bring: gradients and remote modules; speed."""
+"""Rows that other issues bring: speed."""
 
 NO_TEST = {
     8: "streams of GPUs: torch's own tests of them, by `cargo xtask gpu-check`",
     57: "no transport over InfiniBand is there",
     58: "as 8",
     60: "as 57",
+    82: "as 8; gradients on GPUs are among those tests",
     104: "the job's secret: integration/test_strangers.py; an allow-list of functions is not there",
     105: "as 104",
     107: "as 104; encryption is not there",
     108: "fuzz targets, and their corpora as tests: fuzz/, crates/tensorcall-proto/tests/corpus.rs",
     113: "a wish: calls go to workers by name or rank, a role is not one of them",
     117: "who maintains it is no matter for a test",
+    119: "a wish: methods of a remote tensor are called by `rref.rpc_sync()`, in words that are seen",
     122: "another system",
     123: "other devices",
     124: "every test runs without a GPU",

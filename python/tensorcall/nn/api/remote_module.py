@@ -223,7 +223,9 @@ _REFUSED = (
     *("load_state_dict", "modules", "mtia", "named_buffers", "named_children", "named_modules"),
     *("named_parameters", "register_backward_hook", "register_buffer", "register_forward_hook"),
     *("register_forward_pre_hook", "register_full_backward_hook", "register_full_backward_pre_hook"),
-    *("register_module", "register_parameter", "requires_grad_", "set_submodule", "share_memory"),
+    *("register_load_state_dict_post_hook", "register_load_state_dict_pre_hook", "register_module"),
+    *("register_parameter", "register_state_dict_post_hook", "register_state_dict_pre_hook"),
+    *("requires_grad_", "set_submodule", "share_memory"),
     *("state_dict", "to", "to_empty", "type", "xpu", "zero_grad"),
 )
 
