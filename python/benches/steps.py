@@ -5,8 +5,8 @@
     python steps.py --workloads pipeline                one of them
 
 A step is all of it: making a batch, forward, backward, optimizer. Each round starts the workers of an example
-with torch's agent, trains, and does the same with tensorcall. For each run the median of its steps counts, and
-the table has the medians over the rounds; judge by the ratios, since both engines met the same machine.
+with torch's agent, trains, and does the same with tensorcall. For each run the median of its steps counts,
+and the table has the medians over the rounds; judge by the ratios, since both engines met the same machine.
 """
 
 from __future__ import annotations

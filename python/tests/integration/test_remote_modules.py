@@ -1,4 +1,4 @@
-"""Modules on other workers: made without a wait, passed on, used from anywhere; what they cannot do they say."""
+"""Modules on other workers: made without a wait, passed on, used from anywhere, frank about their limits."""
 
 from __future__ import annotations
 
