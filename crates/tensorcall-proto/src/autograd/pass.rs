@@ -453,7 +453,8 @@ impl<G, E: Clone + From<AutogradError>, A> Engine<G, E, A> {
         for message in batch.untouched {
             self.send(message, None, out);
         }
-        if batch.arrived.is_empty() && batch.wanted.is_empty() {
+        // The last batch is told even if it is empty: the gradients of the leaves are taken in with it.
+        if batch.arrived.is_empty() && batch.wanted.is_empty() && !batch.last {
             return None;
         }
         self.wanted.clone_from(&batch.wanted);

@@ -283,7 +283,11 @@ impl Inner {
                 };
                 (work, roots)
             };
-            let Some(work) = work else { return };
+            let Some(work) = work else {
+                // What turned out to need no thread has to be sent all the same.
+                self.with_passes(|_| {});
+                return;
+            };
             let report = run(engine, &pass, work, roots);
             if !self.tell_passes(Some(pass.id), |state| report(&mut state.passes)) {
                 return;
