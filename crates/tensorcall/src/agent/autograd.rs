@@ -283,11 +283,9 @@ impl Inner {
                 };
                 (work, roots)
             };
-            let Some(work) = work else {
-                // What turned out to need no thread has to be sent all the same.
-                self.with_passes(|_| {});
-                return;
-            };
+            // Part of what was to be done may be settled by saying something to others.
+            self.with_passes(|_| {});
+            let Some(work) = work else { return };
             let report = run(engine, &pass, work, roots);
             if !self.tell_passes(Some(pass.id), |state| report(&mut state.passes)) {
                 return;
