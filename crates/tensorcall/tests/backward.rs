@@ -8,8 +8,8 @@
 mod common;
 
 use std::any::Any;
+use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use common::gate::Gate;
@@ -17,6 +17,7 @@ use common::*;
 use tensorcall::autograd::{Arrived, Found, LocalEngine, PassError, Roots};
 use tensorcall::body::Body;
 use tensorcall::proto::autograd::{Pass, Plan, PlannedRecv};
+use tensorcall::proto::ids::PassId;
 use tensorcall::proto::wire::message::{Encoding, FailureKind};
 use tensorcall::sync::Mutex;
 use tensorcall::transport::memory::Hub;
@@ -27,6 +28,8 @@ use tensorcall::{Agent, ErrorKind, Handler, InboundCall, Responder, Response, Rp
 enum Trouble {
     Raise,
     Panic,
+    /// It sent something that nobody has read.
+    Unread,
     /// Its plan says that each of two workers waits for the other.
     Knot,
 }
@@ -42,7 +45,7 @@ struct Ring {
     /// Gradients of the number that set out, and how passes ended.
     arrived: Arc<Mutex<Vec<u64>>>,
     ended: Arc<Mutex<Vec<Option<String>>>>,
-    busy: Arc<AtomicBool>,
+    busy: Arc<Mutex<HashSet<PassId>>>,
 }
 
 impl Ring {
@@ -84,7 +87,10 @@ impl LocalEngine for Ring {
         if *self.trouble.lock() == Some(Trouble::Knot) {
             return Ok(self.knot());
         }
-        let sent = self.sent();
+        let mut sent = self.sent();
+        if *self.trouble.lock() == Some(Trouble::Unread) {
+            sent.push(1000 + self.own);
+        }
         let neighbour = |rank_of: u64| rank(u32::try_from(rank_of % self.count).unwrap());
         let received = (0..self.hops).filter(|hop| (hop + 1) % self.count == self.own);
         let recvs = received.map(|hop| {
@@ -105,13 +111,19 @@ impl LocalEngine for Ring {
         })
     }
 
-    fn vjp(&self, _: &Pass, arrived: Vec<Arrived>, wanted: &[u64], _: bool) -> Result<Vec<Found>, PassError> {
-        assert!(!self.busy.swap(true, Ordering::SeqCst), "two things at once");
+    fn vjp(
+        &self,
+        pass: &Pass,
+        arrived: Vec<Arrived>,
+        wanted: &[u64],
+        _: bool,
+    ) -> Result<Vec<Found>, PassError> {
+        assert!(self.busy.lock().insert(pass.id), "two things at once in one pass");
         assert!(tensorcall::is_pool_thread());
         if let Some(gate) = &self.gate {
             gate.pass();
         }
-        self.busy.store(false, Ordering::SeqCst);
+        self.busy.lock().remove(&pass.id);
         match *self.trouble.lock() {
             Some(Trouble::Raise) => {
                 return Err(PassError::raised(Encoding::Pickle, Body::of(b"an exception".to_vec())));
@@ -287,6 +299,16 @@ fn a_pass_whose_worker_dies_ends_on_all_others() {
         await_ends(&others, 1);
         assert!(agents.iter().all(|agent| agent.current_passes() == 0));
     }
+}
+
+#[test]
+fn messages_that_nobody_has_read_hold_no_pass_up() {
+    let (agents, rings) = ring(Kind::Unix, 3, 6);
+    rings.iter().for_each(|ring| *ring.trouble.lock() = Some(Trouble::Unread));
+
+    assert!(!outcome(&backward(&agents[0], Some(SOON / 2))).unwrap().raised);
+
+    assert_eq!(*rings[0].arrived.lock(), [24 * 24]);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-"""Modules on other workers: made without a wait, passed on, used from anywhere, frank about their limits."""
+"""Modules on other workers: made without a wait, passed on, used from anywhere."""
 
 from __future__ import annotations
 
@@ -49,39 +49,6 @@ def without_waiting(worker: Worker) -> Any:
 def test_making_a_module_and_using_it_waits_for_nothing(group: Group) -> None:
     """LOG row 118."""
     assert group.run(without_waiting, serve)[0] == (False, [3.0, 3.0], [3.0, 3.0])
-
-
-WORKS = {"forward", "train", "eval"}
-EXTRA = {"get_extra_state", "set_extra_state"}  # torch's own way to say that a class has none
-
-
-def what_methods_do(worker: Worker) -> Any:
-    with worker.joined():
-        module = RemoteModule("w1", Scale, args=(2.0,))
-        names = [
-            name for name in dir(nn.Module) if not name.startswith("_") and callable(getattr(nn.Module, name))
-        ]
-        found = {}
-        for name in names:
-            try:
-                getattr(module, name)(*[torch.ones(1)] * (name == "forward"))
-                found[name] = "works"
-            except Exception as error:
-                found[name] = f"{type(error).__name__}: {error}"
-        return found
-
-
-def test_a_method_of_modules_works_or_says_that_it_does_not(group: Group) -> None:
-    """LOG row 118."""
-    found = group.run(what_methods_do, serve)[0]
-
-    assert {name for name, text in found.items() if text == "works"} == WORKS
-    unclear = {
-        name: text
-        for name, text in found.items()
-        if name not in WORKS | EXTRA and not text.startswith(f"ValueError: Method ``{name}`` not supported")
-    }
-    assert unclear == {}
 
 
 def use(module: Any, x: torch.Tensor) -> Any:

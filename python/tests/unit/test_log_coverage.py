@@ -168,12 +168,15 @@ COVERED = {
     ],
     79: ["integration/test_rrefs.py::test_shutdown_gives_back_what_is_still_in_use"],
     80: ["unit/test_rrefs.py::test_a_field_of_an_object_may_stay_where_it_is_until_somebody_wants_it"],
-    # Gradients and modules elsewhere
+    # Distributed autograd and remote modules
     81: ["integration/test_autograd.py::test_a_call_may_last_longer_than_its_context"],
-    100: ["integration/test_remote_modules.py::test_a_module_is_an_argument_like_any_other"],
+    100: [
+        "unit/test_remote_module.py::test_it_travels_as_data_and_not_as_functions",
+        "integration/test_remote_modules.py::test_a_module_is_an_argument_like_any_other",
+    ],
     118: [
+        "unit/test_remote_module.py::test_every_method_of_a_module_works_or_is_refused_by_name",
         "integration/test_remote_modules.py::test_making_a_module_and_using_it_waits_for_nothing",
-        "integration/test_remote_modules.py::test_a_method_of_modules_works_or_says_that_it_does_not",
     ],
     121: [
         "integration/test_training.py::test_an_example_learns",

@@ -14,7 +14,7 @@ const REMEMBERED: usize = 256;
 
 /// One worker's part in all backward passes. `G` are gradients, `E` errors, `A` what answers a call.
 ///
-/// Call [`poll_effect`](Self::poll_effect) until there are none after every `handle_*`.
+/// Call [`poll_effect`](Self::poll_effect) until there are none after every `handle_*` and `take_work`.
 #[derive(Debug)]
 pub struct Passes<G, E, A> {
     me: Life,

@@ -283,6 +283,8 @@ impl Inner {
                 };
                 (work, roots)
             };
+            // Part of what was to be done may be settled by saying something to others.
+            self.with_passes(|_| {});
             let Some(work) = work else { return };
             let report = run(engine, &pass, work, roots);
             if !self.tell_passes(Some(pass.id), |state| report(&mut state.passes)) {
