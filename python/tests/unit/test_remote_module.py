@@ -93,8 +93,6 @@ def test_every_method_of_a_module_works_or_is_refused_by_name(alone: Any) -> Non
     harmless = {
         *("T_destination", "call_super_init", "dump_patches", "forward"),
         *("get_extra_state", "set_extra_state"),  # torch's raise
-        *("register_load_state_dict_post_hook", "register_load_state_dict_pre_hook"),
-        *("register_state_dict_post_hook", "register_state_dict_pre_hook"),
     }
     assert public - own <= harmless
 
