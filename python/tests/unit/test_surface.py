@@ -9,7 +9,6 @@ import subprocess
 import sys
 
 import pytest
-import tensorcall.autograd
 import tensorcall.rpc as rpc
 
 

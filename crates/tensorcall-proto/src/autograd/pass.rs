@@ -31,6 +31,8 @@ pub(super) struct Engine<G, E, A> {
     early: Early<G>,
     /// The recv functions that the local engine is at.
     wanted: Vec<u64>,
+    /// Whether there was a product.
+    ran: bool,
     /// The ranks whose probes were passed on.
     probes: BTreeSet<Rank>,
     /// Whether a probe of ours was sent.
@@ -121,6 +123,7 @@ impl<G, E: Clone + From<AutogradError>, A> Engine<G, E, A> {
             plan: Planned { sources: Vec::new(), recvs: Vec::new(), missing: 0 },
             early: Early { gradients: Vec::new(), asked: Vec::new(), probes: Vec::new() },
             wanted: Vec::new(),
+            ran: false,
             probes: BTreeSet::new(),
             probed: false,
             cyclic: false,
@@ -453,9 +456,12 @@ impl<G, E: Clone + From<AutogradError>, A> Engine<G, E, A> {
         for message in batch.untouched {
             self.send(message, None, out);
         }
-        if batch.arrived.is_empty() && batch.wanted.is_empty() {
+        // With the last batch the gradients of leaves are complete, which earlier ones may have begun.
+        let completes = batch.last && self.ran;
+        if batch.arrived.is_empty() && batch.wanted.is_empty() && !completes {
             return None;
         }
+        self.ran = true;
         self.wanted.clone_from(&batch.wanted);
         Some(Work::Vjp { arrived: batch.arrived, wanted: batch.wanted, last: batch.last })
     }

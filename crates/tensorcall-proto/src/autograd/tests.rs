@@ -191,6 +191,18 @@ fn what_no_source_reaches_is_answered_without_the_local_engine() {
 }
 
 #[test]
+fn the_last_of_several_products_comes_even_if_it_has_nothing_to_run() {
+    let (mut bench, _) = Bench::planned(plan(&[(1, 4), (2, 9)], vec![recv(3, 4, &[1])]));
+    bench.gradient(9, 2, 20);
+    assert_eq!(bench.work(), Some(vjp(&[(2, 20)], &[3], false)));
+    bench.done(vec![(3, Some(30))]);
+
+    bench.call(4, Step::NoGradient { message: 1 }, Content::Nothing);
+
+    assert_eq!(bench.work(), Some(vjp(&[], &[], true)));
+}
+
+#[test]
 fn a_wanted_recv_function_that_the_local_engine_does_not_name_has_no_gradient() {
     let (mut bench, _) = Bench::planned(plan(&[(1, 9)], vec![recv(3, 4, &[0])]));
     bench.gradient(9, 1, 10);
