@@ -31,8 +31,6 @@ pub(super) struct Engine<G, E, A> {
     early: Early<G>,
     /// The recv functions that the local engine is at.
     wanted: Vec<u64>,
-    /// Whether there was a product.
-    ran: bool,
     /// The ranks whose probes were passed on.
     probes: BTreeSet<Rank>,
     /// Whether a probe of ours was sent.
@@ -72,6 +70,8 @@ struct Planned<G> {
     recvs: Vec<Recv>,
     /// Sources that have not arrived.
     missing: usize,
+    /// Whether there were any gradients: the local engine has something to finish.
+    touched: bool,
 }
 
 #[derive(Debug)]
@@ -120,10 +120,9 @@ impl<G, E: Clone + From<AutogradError>, A> Engine<G, E, A> {
             parent: None,
             told: BTreeSet::new(),
             unanswered: 0,
-            plan: Planned { sources: Vec::new(), recvs: Vec::new(), missing: 0 },
+            plan: Planned { sources: Vec::new(), recvs: Vec::new(), missing: 0, touched: false },
             early: Early { gradients: Vec::new(), asked: Vec::new(), probes: Vec::new() },
             wanted: Vec::new(),
-            ran: false,
             probes: BTreeSet::new(),
             probed: false,
             cyclic: false,
@@ -456,12 +455,11 @@ impl<G, E: Clone + From<AutogradError>, A> Engine<G, E, A> {
         for message in batch.untouched {
             self.send(message, None, out);
         }
-        // With the last batch the gradients of leaves are complete, which earlier ones may have begun.
-        let completes = batch.last && self.ran;
-        if batch.arrived.is_empty() && batch.wanted.is_empty() && !completes {
+        // The last batch is told even if it is empty: the gradients of the leaves are taken in with it.
+        let commits = batch.last && self.plan.touched;
+        if batch.arrived.is_empty() && batch.wanted.is_empty() && !commits {
             return None;
         }
-        self.ran = true;
         self.wanted.clone_from(&batch.wanted);
         Some(Work::Vjp { arrived: batch.arrived, wanted: batch.wanted, last: batch.last })
     }
@@ -498,7 +496,7 @@ impl<G, E: Clone + From<AutogradError>, A> Engine<G, E, A> {
         {
             out.push_back(Effect::Answer(answer, Err(error.clone())));
         }
-        self.plan = Planned { sources: Vec::new(), recvs: Vec::new(), missing: 0 };
+        self.plan = Planned { sources: Vec::new(), recvs: Vec::new(), missing: 0, touched: false };
         self.early.gradients.clear();
         self.failed = Some(error);
     }
@@ -534,7 +532,7 @@ impl<G> Planned<G> {
             Recv { message: recv.message, from: recv.from, reach, missing, touched, sent: false }
         };
         let recvs = plan.recvs.into_iter().map(recv).collect();
-        Self { sources, recvs, missing }
+        Self { sources, recvs, missing, touched: plan.roots }
     }
 
     fn waiting(&self) -> impl Iterator<Item = &Source<G>> {
@@ -552,6 +550,7 @@ impl<G> Planned<G> {
         let some = gradient.is_some();
         source.state = SourceState::Arrived(gradient);
         self.missing -= 1;
+        self.touched |= some;
         for recv in self.recvs.iter_mut().filter(|recv| recv.reach.has(index)) {
             recv.missing -= 1;
             recv.touched |= some;

@@ -191,7 +191,7 @@ fn what_no_source_reaches_is_answered_without_the_local_engine() {
 }
 
 #[test]
-fn the_last_of_several_products_comes_even_if_it_has_nothing_to_run() {
+fn the_local_engine_is_told_of_the_end_even_if_the_last_source_has_no_gradient() {
     let (mut bench, _) = Bench::planned(plan(&[(1, 4), (2, 9)], vec![recv(3, 4, &[1])]));
     bench.gradient(9, 2, 20);
     assert_eq!(bench.work(), Some(vjp(&[(2, 20)], &[3], false)));
