@@ -7,10 +7,12 @@ where they are.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import sys
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,7 +29,8 @@ __all__ = ["DistributedOptimizer"]
 logger = logging.getLogger("tensorcall")
 
 _stepping = threading.Lock()
-"""Held by an optimizer that finds its gradients in ``.grad``: parameters may belong to several of them."""
+"""Held by an optimizer that finds its gradients in ``.grad``: parameters may belong to several of them.
+Also while one is made."""
 
 
 @_fork.in_child
@@ -125,13 +128,32 @@ class _FunctionalLocalOptimizer:
     def __init__(self, make: Callable[..., Any], rrefs: list[RRef[Any]], *args: Any, **kwargs: Any) -> None:
         self._parameters = [rref.local_value() for rref in rrefs]
         self._lock = threading.Lock()
-        self.optim = make(self._parameters, *args, **kwargs)
+        with _without_warning(make):
+            self.optim = make(self._parameters, *args, **kwargs)
 
     def step(self, context_id: int) -> None:
         """Step with the gradients of a context."""
         gradients = autograd.get_gradients(context_id)
         with self._lock:
             self.optim.step([gradients.get(parameter) for parameter in self._parameters])
+
+
+@contextlib.contextmanager
+def _without_warning(make: Any) -> Iterator[None]:
+    """Torch warns, whatever the filters say, that such classes will not be for TorchScript any more."""
+    module = sys.modules.get(getattr(make, "__module__", ""))
+    with _stepping:
+        warn = getattr(module, _WARNING, None)
+        if module is not None and warn is not None:
+            setattr(module, _WARNING, lambda *_, **__: None)
+        try:
+            yield
+        finally:
+            if module is not None and warn is not None:
+                setattr(module, _WARNING, warn)
+
+
+_WARNING = "_scripted_functional_optimizer_deprecation_warning"
 
 
 def _functional(optimizer_class: Any) -> Any:

@@ -14,6 +14,8 @@ import tensorcall
 import tensorcall.autograd as dist_autograd
 import tensorcall.rpc as rpc
 import torch
+from tensorcall.nn import RemoteModule
+from tensorcall.optim import DistributedOptimizer
 from tensorcall.rpc import (
     PyRRef,
     RpcAgent,
@@ -135,8 +137,14 @@ def learns(loss: torch.Tensor) -> Any:
         return None
     with dist_autograd.context() as context_id:
         number: int = context_id
-        dist_autograd.backward(number, [loss])
-        return dist_autograd.get_gradients(number)
+        dist_autograd.backward(number, [loss], retain_graph=True)
+        module = RemoteModule("worker1/cpu", torch.nn.Linear, args=(2, 2), kwargs={"bias": False})
+        output: torch.Tensor = module.forward(loss)
+        optimizer = DistributedOptimizer(torch.optim.SGD, module.remote_parameters(), lr=0.1)
+        optimizer.step(number)
+        gradients: dict[torch.Tensor, torch.Tensor] = dist_autograd.get_gradients(number)
+        print(output, module.get_module_rref().owner(), module.train(False).forward_async(loss).wait())
+        return gradients
 
 
 def chooses(make: Callable[..., Any]) -> None:

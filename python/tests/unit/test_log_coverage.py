@@ -168,7 +168,10 @@ COVERED = {
     ],
     79: ["integration/test_rrefs.py::test_shutdown_gives_back_what_is_still_in_use"],
     80: ["unit/test_rrefs.py::test_a_field_of_an_object_may_stay_where_it_is_until_somebody_wants_it"],
+    # Distributed autograd and remote modules
     81: ["integration/test_autograd.py::test_a_call_may_last_longer_than_its_context"],
+    100: ["unit/test_remote_module.py::test_it_travels_as_data_and_not_as_functions"],
+    118: ["unit/test_remote_module.py::test_every_method_of_a_module_works_or_is_refused_by_name"],
     # Threads
     85: [
         "integration/test_nesting.py::test_one_thread_each_is_enough_to_nest_fifty_deep",
@@ -202,7 +205,7 @@ COVERED = {
 }
 
 LATER = {
-    5: [82, 100, 118, 119, 121],
+    5: [82, 119, 121],
     8: [92, 93, 94, 95, 96, 98],
 }
 """Rows that other issues bring: gradients and remote modules; speed."""

@@ -75,6 +75,8 @@ class _RemoteModule(nn.Module):
     generated_methods: list[Callable[..., Any]]
     module_rref: rpc.RRef[nn.Module]
     """The reference to the module."""
+    forward_async: Callable[..., torch.futures.Future[Any]]
+    """Runs the module on its worker and returns at once with a future for the result."""
 
     def __init__(
         self,
