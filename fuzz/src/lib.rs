@@ -2,3 +2,4 @@
 
 pub mod bodies;
 pub mod operations;
+pub mod passes;

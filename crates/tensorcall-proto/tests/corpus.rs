@@ -19,16 +19,20 @@ mod bodies;
 #[expect(unreachable_pub, reason = "in the fuzz crate it is public")]
 #[path = "../../../fuzz/src/operations.rs"]
 mod operations;
+#[expect(unreachable_pub, reason = "in the fuzz crate it is public")]
+#[path = "../../../fuzz/src/passes.rs"]
+mod passes;
 
 type Body = fn(&[u8]);
 
-const TARGETS: [(&str, Body); 6] = [
+const TARGETS: [(&str, Body); 7] = [
     ("frame", bodies::frame),
     ("message", bodies::message),
     ("value", bodies::value),
     ("handshake", bodies::handshake),
     ("connection", bodies::connection),
     ("rref", operations::rref),
+    ("autograd", passes::autograd),
 ];
 
 fn corpus(target: &str) -> PathBuf {
@@ -101,6 +105,7 @@ fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
     add("handshake", handshakes());
     add("connection", connections());
     add("rref", lists_of_operations());
+    add("autograd", backward_passes());
     seeds
 }
 
@@ -125,6 +130,39 @@ fn lists_of_operations() -> Vec<(&'static str, Vec<u8>)> {
         ("said-twice", list(&[&shared[..], &[(repeat, 0), (deliver, 0), (release, 1)]].concat())),
         ("link-breaks", list(&[&created[..], &[(share, 2), (cut, 5), (release, 0), (cut, 1)]].concat())),
         ("worker-is-lost", list(&[&shared[..], &[(misfortune, 31), (release, 0)]].concat())),
+    ]
+}
+
+/// What a worker may hear of backward passes, as `passes::autograd` reads it.
+fn backward_passes() -> Vec<(&'static str, Vec<u8>)> {
+    let (begin, told, gradient, other, work, answer, misfortune, time) = (0, 1, 2, 3, 4, 5, 6, 7);
+    let list = |operations: &[(u8, u8)]| {
+        operations.iter().map(|(operation, about)| operation << 5 | about).collect::<Vec<u8>>()
+    };
+    // The first pass of another worker: told, planned, and the gradients of its three sources.
+    let arrived = [(told, 0), (work, 0), (gradient, 0), (gradient, 4), (gradient, 8)];
+    let answered = [(answer, 0); 8];
+    vec![
+        ("whole", list(&[&arrived[..], &[(work, 0)], &answered, &[(work, 0), (told, 0)]].concat())),
+        ("begun-here", list(&[&[(begin, 0), (work, 4), (work, 4)][..], &answered, &[(work, 4)]].concat())),
+        ("early-and-twice", list(&[(gradient, 0), (gradient, 0), (work, 0), (gradient, 0), (other, 7)])),
+        ("cycle", list(&[(told, 0), (work, 3), (gradient, 0), (other, 1), (work, 0), (other, 3), (work, 0)])),
+        ("aborted-unheard", list(&[(misfortune, 28), (told, 0), (other, 0)])),
+        ("fails-while-at-work", list(&[&arrived[..], &[(work, 30), (misfortune, 28), (work, 0)]].concat())),
+        ("lost", list(&[(told, 3), (work, 3), (misfortune, 31), (work, 3)])),
+        (
+            "stalls",
+            list(&[
+                (told, 0),
+                (work, 0),
+                (time, 26),
+                (other, 0),
+                (time, 31),
+                (time, 31),
+                (time, 31),
+                (time, 31),
+            ]),
+        ),
     ]
 }
 

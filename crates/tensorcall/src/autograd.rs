@@ -52,7 +52,8 @@ pub trait LocalEngine: Send + Sync {
 
     /// Runs the sources that `arrived`, and adds what comes out to the context: to the leaves, and to the
     /// recv functions. Those that are `wanted` are complete by this; returns what they have got in this pass.
-    /// Unless it is the `last` time, the graphs are needed again.
+    /// Unless it is the `last` time, the graphs are needed again; the last of several times there may be
+    /// nothing to run.
     ///
     /// # Errors
     ///

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -174,6 +175,10 @@ def test_an_exception_of_a_local_engine_reaches_the_caller_and_all_workers(
     with pytest.raises(ValueError, match="no luck"):
         _call.decode(*call.result())
     assert "no luck" in here.told[-1][1]
+    # The other worker is told without the caller waiting for that.
+    end = time.monotonic() + SOON
+    while "no luck" not in there.told[-1][1] and time.monotonic() < end:
+        time.sleep(0.01)
     assert "no luck" in there.told[-1][1]
     there.trouble = None
     assert take(here.native.backward(5, "roots", False, SOON))[0] == 0

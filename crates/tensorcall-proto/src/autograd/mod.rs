@@ -62,7 +62,8 @@ pub enum Work<G, E> {
         arrived: Vec<(Option<u64>, Option<G>)>,
         /// The recv functions whose gradients are complete by this, from all that was run in this pass.
         wanted: Vec<u64>,
-        /// Whether no sources are left. If there are, the graphs are still needed.
+        /// Whether no sources are left. If there are, the graphs are still needed. The last of several
+        /// products may have nothing to run: it says that the gradients of the leaves are complete.
         last: bool,
     },
     /// The pass is over: [`Passes::handle_ended`].
