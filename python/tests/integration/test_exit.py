@@ -238,6 +238,8 @@ def launch(base: Path) -> Callable[[], None] | None:
     tensorcall.install()
     import torch.distributed.rpc  # noqa: F401 (once, here)
 
+    # Who runs the tests in the background of a shell has it ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # Whoever ends need not look through all of torch for garbage: two thirds of what ending costs.
     gc.collect()
     gc.freeze()
