@@ -14,7 +14,8 @@ import pytest
 import torch
 import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
-from harness import ENGINE_VARIABLE, Group, Worker, serve
+from engines import told_on
+from harness import Worker, serve
 from torch import nn
 from torch.distributed.optim import DistributedOptimizer
 
@@ -213,15 +214,7 @@ def use_all(worker: Worker) -> None:
 
 
 def outcomes(folder: Path, engine: str) -> dict[str, Any]:
-    folder.mkdir()
-    group = Group(Path(__file__), folder, deadline=60)
-    group.environment = {ENGINE_VARIABLE: engine}
-    try:
-        group.start(use_all, serve, serve)
-        # Nobody waits for the end: torch's agents now and then take each other's store away.
-        found: dict[str, Any] = group.hear(0)
-    finally:
-        group.close()
+    found: dict[str, Any] = told_on(engine, Path(__file__), folder, use_all, serve, serve)
     return found
 
 

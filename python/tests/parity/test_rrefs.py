@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.rpc as rpc
-from harness import ENGINE_VARIABLE, Group, Worker, serve
+from engines import told_on
+from harness import Worker, serve
 from torch.distributed.rpc import RRef, functions
 
 with warnings.catch_warnings():
@@ -345,15 +346,7 @@ def use_all(worker: Worker) -> None:
 
 
 def outcomes(folder: Path, engine: str) -> dict[str, str]:
-    folder.mkdir()
-    group = Group(Path(__file__), folder, deadline=60)
-    group.environment = {ENGINE_VARIABLE: engine}
-    try:
-        group.start(use_all, serve, serve)
-        # Nobody waits for the end: torch's agents now and then take each other's store away.
-        found: dict[str, str] = group.hear(0)
-    finally:
-        group.close()
+    found: dict[str, str] = told_on(engine, Path(__file__), folder, use_all, serve, serve)
     return found
 
 
