@@ -8,29 +8,19 @@ from typing import Any
 
 import pytest
 import torch
+from native_pair import NativeWorker, joined
 from tensorcall import _tensorcall
 from tensorcall.rpc import _call
-from tensorcall.rpc._handler import Handler
-from tensorcall.rpc._worker import WorkerInfo
 
 SOON = 10.0
 
 
-class Worker(Handler):
+class Worker(NativeWorker):
     """A worker that notes the places in autograd contexts that it gets, and answers with others."""
 
     def __init__(self, rank: int) -> None:
-        super().__init__(WorkerInfo(f"worker{rank}", rank))
+        super().__init__(rank)
         self.asked: list[tuple[Any, ...]] = []
-        self.native = _tensorcall.Agent(
-            f"worker{rank}",
-            rank,
-            job="test_native_autograd",
-            secret=b"secret",
-            num_worker_threads=2,
-            host=None,
-            handler=self,
-        )
 
     def run_pickled(self, payload: bytes, tensors: Any, rrefs: Any, caller: int, autograd: Any) -> Any:
         self.asked.append(("run", caller, autograd))
@@ -47,15 +37,8 @@ class Worker(Handler):
 
 @pytest.fixture
 def workers() -> Iterator[tuple[Worker, Worker]]:
-    pair = Worker(0), Worker(1)
-    roster = [(f"worker{rank}", rank, worker.native.contact()) for rank, worker in enumerate(pair)]
-    for worker in pair:
-        worker.native.open(roster, False)
-    try:
+    with joined(Worker(0), Worker(1)) as pair:
         yield pair
-    finally:
-        for worker in pair:
-            worker.native.close(False)
 
 
 def take(call: _tensorcall.Call) -> Any:
@@ -128,15 +111,8 @@ class Engine(Worker):
 
 @pytest.fixture
 def engines() -> Iterator[tuple[Engine, Engine]]:
-    pair = Engine(0), Engine(1)
-    roster = [(f"worker{rank}", rank, worker.native.contact()) for rank, worker in enumerate(pair)]
-    for worker in pair:
-        worker.native.open(roster, False)
-    try:
+    with joined(Engine(0), Engine(1)) as pair:
         yield pair
-    finally:
-        for worker in pair:
-            worker.native.close(False)
 
 
 def test_a_backward_pass_asks_the_handlers_of_both_workers(engines: tuple[Engine, Engine]) -> None:

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from native_pair import NativeWorker, joined
 from tensorcall import _tensorcall
 from tensorcall.rpc import _call
-from tensorcall.rpc._handler import Handler
-from tensorcall.rpc._worker import WorkerInfo
 
 SOON = 20.0
 NO_RREFS = {"num_owner_rrefs": 0, "num_pending_users": 0, "num_pending_futures": 0, "num_forks": 0}
@@ -26,23 +25,14 @@ def eventually(is_so: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-class Worker(Handler):
+class Worker(NativeWorker):
     """Knows a few functions; what it is given it keeps."""
 
     def __init__(self, rank: int) -> None:
-        super().__init__(WorkerInfo(f"worker{rank}", rank))
+        super().__init__(rank)
         self.given: list[_tensorcall.RRef] = []
         self.go = threading.Event()
         self.laters: list[_tensorcall.Later] = []
-        self.native = _tensorcall.Agent(
-            f"worker{rank}",
-            rank,
-            job="native",
-            secret=b"secret",
-            num_worker_threads=4,
-            host=None,
-            handler=self,
-        )
 
     def resolve(self, name: str) -> Callable[..., Any]:
         return {
@@ -83,15 +73,8 @@ class Worker(Handler):
 
 @pytest.fixture
 def workers() -> Iterator[tuple[Worker, Worker]]:
-    pair = Worker(0), Worker(1)
-    roster = [(f"worker{rank}", rank, worker.native.contact()) for rank, worker in enumerate(pair)]
-    for worker in pair:
-        worker.native.open(roster, False)
-    try:
+    with joined(Worker(0), Worker(1)) as pair:
         yield pair
-    finally:
-        for worker in pair:
-            worker.native.close(False)
 
 
 def value(rref: _tensorcall.RRef) -> Any:
