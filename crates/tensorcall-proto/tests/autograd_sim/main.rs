@@ -19,10 +19,13 @@ mod local;
 #[path = "../sim/rng.rs"]
 mod rng;
 mod scenario;
+#[path = "../common/settings.rs"]
+mod settings;
 mod world;
 
 use fault::Fault;
 use scenario::Family;
+use settings::{seeds, setting};
 use world::{Summary, Violation, World};
 
 #[test]
@@ -165,16 +168,6 @@ fn report(family: Family, seed: u64, violation: &Violation) -> String {
         violation.invariant,
         violation.text,
     )
-}
-
-/// How many seeds to run, where `usual` is what every test run affords.
-fn seeds(usual: u64) -> u64 {
-    setting("TENSORCALL_SIM_SEEDS").and_then(|seeds| seeds.parse().ok()).unwrap_or(usual)
-}
-
-#[expect(clippy::disallowed_methods, reason = "how a person asks for more seeds, or for one")]
-fn setting(name: &str) -> Option<String> {
-    std::env::var(name).ok()
 }
 
 impl Summary {

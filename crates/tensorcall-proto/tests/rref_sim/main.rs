@@ -20,12 +20,15 @@ mod program;
 #[path = "../sim/rng.rs"]
 mod rng;
 mod scenario;
+#[path = "../common/settings.rs"]
+mod settings;
 mod worker;
 mod world;
 
 use fault::Fault;
 use ledger::Violation;
 use scenario::Family;
+use settings::{seeds, setting};
 use world::{Summary, World};
 
 #[test]
@@ -203,16 +206,6 @@ fn report(family: Family, seed: u64, violation: &Violation) -> String {
         violation.invariant,
         violation.text,
     )
-}
-
-/// How many seeds to run, where `usual` is what every test run affords.
-fn seeds(usual: u64) -> u64 {
-    setting("TENSORCALL_SIM_SEEDS").and_then(|seeds| seeds.parse().ok()).unwrap_or(usual)
-}
-
-#[expect(clippy::disallowed_methods, reason = "how a person asks for more seeds, or for one")]
-fn setting(name: &str) -> Option<String> {
-    std::env::var(name).ok()
 }
 
 impl Summary {
