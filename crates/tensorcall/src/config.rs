@@ -22,7 +22,7 @@ pub struct AgentConfig {
     /// Names the job: workers of other jobs are turned away at the handshake. At most 256 bytes.
     pub job: String,
     /// What members of the job share and others do not know. Empty by default, which
-    /// [`Agent::start`](crate::Agent::start) refuses: it would prove nothing.
+    /// [`Agent::start`](crate::engine::Agent::start) refuses: it would prove nothing.
     pub secret: Vec<u8>,
     /// Functions of other workers that run at once; those that wait in a call of their own do not
     /// count. Default 16.

@@ -61,7 +61,7 @@ pub enum RRefState {
 /// What an owner keeps for those who refer to it. Cheap to clone.
 #[derive(Clone)]
 pub enum Kept {
-    /// A value; [`Handler::fetch`](crate::Handler::fetch) packs it whenever it is asked for.
+    /// A value; [`Handler::fetch`](crate::engine::Handler::fetch) packs it whenever it is asked for.
     Value(Arc<dyn Any + Send + Sync>),
     /// An answer that is packed already, of a function that returned or raised.
     Packed(Arc<Packed>),

@@ -10,14 +10,14 @@ use std::time::Duration;
 use common::log::Log;
 use common::raw::{JOB, SECRET, Wire, announced, frame, identity, random};
 use common::{Functions, Kind, ask, info, leave_together, now, socket_group, strangers};
-use tensorcall::proto::handshake::Expect;
-use tensorcall::proto::ids::MessageId;
-use tensorcall::proto::wire::frame::FrameHeader;
-use tensorcall::proto::wire::message::{Call, Encoding, FunctionRef, Message};
-use tensorcall::proto::wire::tensor::{BufferDesc, DType, TensorDesc};
-use tensorcall::proto::wire::{Descriptor, Limits};
-use tensorcall::transport::Address;
-use tensorcall::{Agent, PeerInfo};
+use tensorcall::engine::proto::handshake::Expect;
+use tensorcall::engine::proto::ids::MessageId;
+use tensorcall::engine::proto::wire::frame::FrameHeader;
+use tensorcall::engine::proto::wire::message::{Call, Encoding, FunctionRef, Message};
+use tensorcall::engine::proto::wire::tensor::{BufferDesc, DType, TensorDesc};
+use tensorcall::engine::proto::wire::{Descriptor, Limits};
+use tensorcall::engine::transport::Address;
+use tensorcall::engine::{Agent, PeerInfo};
 
 /// Rank 0 is the agent under attack, rank 1 a worker that has nothing to do with it. Rank 2 is a worker
 /// that has gone bad: see [`member`].

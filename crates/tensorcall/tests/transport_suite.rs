@@ -15,14 +15,14 @@ use common::{
     Functions, Kind, SOON, answer, ask, call, deadline, finish, group, info, info_over, is_aligned,
     leave_together, mirror, nobody, now, pattern, rank, request, strangers, thread, threads,
 };
-use tensorcall::body::Body;
-use tensorcall::buffer::Region;
-use tensorcall::proto::ids::Incarnation;
-use tensorcall::proto::wire::message::Encoding;
-use tensorcall::proto::wire::tensor::{DType, TensorDesc};
-use tensorcall::sync::Mutex;
-use tensorcall::transport::Address;
-use tensorcall::{Agent, ErrorKind, PeerInfo, Request, Response};
+use tensorcall::engine::body::Body;
+use tensorcall::engine::buffer::Region;
+use tensorcall::engine::proto::ids::Incarnation;
+use tensorcall::engine::proto::wire::message::Encoding;
+use tensorcall::engine::proto::wire::tensor::{DType, TensorDesc};
+use tensorcall::engine::sync::Mutex;
+use tensorcall::engine::transport::Address;
+use tensorcall::engine::{Agent, ErrorKind, PeerInfo, Request, Response};
 
 fn functions() -> Functions {
     Functions::default().with("mirror", mirror).plain("echo", <[u8]>::to_vec)

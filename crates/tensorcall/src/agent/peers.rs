@@ -16,7 +16,7 @@ use crate::future::Promise;
 use crate::rref::RRef;
 use crate::transport::{Address, Link, LinkId, Outbound};
 
-/// A worker and where to reach it, as its agent's [`contact`](crate::Agent::contact) tells.
+/// A worker and where to reach it, as its agent's [`contact`](crate::engine::Agent::contact) tells.
 #[derive(Debug, Clone)]
 pub struct PeerInfo {
     /// Which life of which worker.

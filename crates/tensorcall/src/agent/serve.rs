@@ -29,7 +29,7 @@ pub trait Handler: ThreadHook {
     /// the responder answers that the function failed.
     fn handle(&self, call: InboundCall, responder: Responder);
 
-    /// Packs a value that [`Responder::keep`] or [`Agent::make_rref`](crate::Agent::make_rref) was given
+    /// Packs a value that [`Responder::keep`] or [`Agent::make_rref`](crate::engine::Agent::make_rref) was given
     /// for somebody who asks for it, on a pool thread. `call` has neither function nor arguments.
     fn fetch(&self, value: Arc<dyn Any + Send + Sync>, call: InboundCall, responder: Responder) {
         drop((value, call));
