@@ -14,7 +14,7 @@ use tensorcall_proto::wire::ValueWriter;
 use tensorcall_proto::wire::message::{AutogradRef, Encoding, FunctionRef};
 
 use super::scope::{self, Entered};
-use super::tape::{Node, Tape, WORKER_SHIFT, sender};
+use super::tape::{Graph, Slot, Tape, WORKER_SHIFT, sender};
 use crate::agent::{Agent, CallError, Inner, Request};
 use crate::body::Body;
 use crate::clock::now;
@@ -105,31 +105,31 @@ impl Contexts {
 
     /// A call to `to` is about to be made whose arguments have these tensors in graphs. `None` if no
     /// context is open here: it is like any other call then.
-    pub fn request(&self, to: Rank, nodes: Vec<Node>) -> Result<Option<Outgoing>> {
+    pub fn request(&self, to: Rank, tensors: Vec<Graph>) -> Result<Option<Outgoing>> {
         let Some(tape) = scope::current().filter(|tape| tape.is_of(self)) else { return Ok(None) };
-        let message = if nodes.is_empty() { None } else { Some(self.new_message()?) };
+        let message = if tensors.is_empty() { None } else { Some(self.new_message()?) };
         tape.begin_call();
-        tape.send(to, message, nodes);
+        tape.send(to, message, tensors);
         let Some(contexts) = self.this.upgrade() else { return Ok(None) };
         Ok(Some(Outgoing { contexts, tape, message, answered: false }))
     }
 
     /// A call of `to` in a context is about to be answered with these tensors. `None` if there are none.
-    pub fn reply(&self, context: u64, to: Rank, nodes: Vec<Node>) -> Result<Option<AutogradRef>> {
-        if nodes.is_empty() {
+    pub fn reply(&self, context: u64, to: Rank, tensors: Vec<Graph>) -> Result<Option<AutogradRef>> {
+        if tensors.is_empty() {
             return Ok(None);
         }
         // Who fetches a value may be the first to bring its context here.
         let tape = self.enter(context);
         let message = self.new_message()?;
-        tape.send(to, Some(message), nodes);
+        tape.send(to, Some(message), tensors);
         Ok(Some(AutogradRef { context, message: Some(message) }))
     }
 
     /// A message that belongs to a context has brought these tensors, those of its table that need gradients.
-    pub fn received(&self, mark: AutogradRef, nodes: Vec<Option<Node>>) {
+    pub fn received(&self, mark: AutogradRef, tensors: Vec<Arc<Slot>>) {
         if let (Some(message), Some(tape)) = (mark.message, self.find(mark.context)) {
-            tape.receive(message, nodes);
+            tape.receive(message, tensors);
         }
     }
 
@@ -287,5 +287,165 @@ fn release_request(id: u64) -> Request {
         timeout: Some(TELL_TIMEOUT),
         deadline: None,
         creates: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use super::super::Context;
+    use super::*;
+    use crate::agent::{Handler, InboundCall, PeerInfo, Responder, ThreadHook};
+    use crate::config::AgentConfig;
+    use crate::transport::memory::Hub;
+    use tensorcall_proto::ids::WorkerName;
+    use tensorcall_proto::wire::message::FailureKind;
+    use tensorcall_proto::wire::{Limits, Value};
+
+    /// A worker that knows contexts and nothing else.
+    struct Worker(Arc<Contexts>);
+
+    impl ThreadHook for Worker {
+        fn run(&self, body: &mut (dyn FnMut() + Send)) {
+            body();
+        }
+    }
+
+    impl Handler for Worker {
+        fn handle(&self, call: InboundCall, responder: Responder) {
+            if call.function.as_deref() == Some(RELEASE) {
+                self.0.release(released(call.body.payload.as_ref()));
+            } else if let Some(mark) = responder.autograd() {
+                drop(self.0.scope(mark));
+            }
+            responder.failed(FailureKind::Usage, "as asked".to_owned());
+        }
+    }
+
+    fn released(payload: &[u8]) -> u64 {
+        match Value::decode(payload, &Limits::default()).unwrap() {
+            Value::Tuple(parts) => match &parts[..] {
+                [Value::Tuple(args), Value::Map(_)] => match args[..] {
+                    [Value::Int(id)] => id.cast_unsigned(),
+                    _ => panic!("{args:?}"),
+                },
+                _ => panic!("{parts:?}"),
+            },
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn group(count: u32) -> (Vec<Agent>, Vec<Arc<Contexts>>) {
+        let hub = Hub::new();
+        let start = |number: u32| {
+            let name = WorkerName::parse(&format!("worker{number}")).unwrap();
+            let contexts = Contexts::new();
+            let handler = Arc::new(Worker(Arc::clone(&contexts)));
+            let config = AgentConfig::new(name, Rank::new(number).unwrap());
+            let agent = Agent::start_in_memory(config, handler, &hub).unwrap();
+            contexts.join(&agent);
+            (agent, contexts)
+        };
+        let (agents, contexts): (Vec<_>, Vec<_>) = (0..count).map(start).unzip();
+        for agent in &agents {
+            let info = |agent: &Agent| {
+                let me = agent.identity();
+                PeerInfo::from_contact(me.name.clone(), me.rank, &agent.contact()).unwrap()
+            };
+            agent.open(agents.iter().map(info).collect()).unwrap();
+        }
+        (agents, contexts)
+    }
+
+    /// A call that carries the context which is open, if one is.
+    fn call(agent: &Agent, contexts: &Contexts, to: u32) -> Option<AutogradRef> {
+        let to = Rank::new(to).unwrap();
+        let outgoing = contexts.request(to, Vec::new()).unwrap();
+        let mark = outgoing.as_ref().map(Outgoing::mark);
+        let mut request = release_request(0);
+        request.function = FunctionRef::Name("anything".to_owned());
+        request.body.autograd = mark;
+        let future = agent.call(to, request).unwrap();
+        assert!(future.wait_until(Some(now() + Duration::from_secs(20))));
+        if let Some(outgoing) = outgoing {
+            outgoing.answered();
+        }
+        mark
+    }
+
+    fn await_empty(contexts: &Contexts) {
+        let limit = now() + Duration::from_secs(20);
+        while !contexts.is_empty() {
+            assert!(now() < limit, "a context does not end");
+            std::thread::park_timeout(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn a_context_goes_where_calls_go_and_ends_everywhere() {
+        let (agents, contexts) = group(3);
+        let context = Context::begin(&contexts[0]).unwrap();
+        assert_eq!(call(&agents[0], &contexts[0], 1), None);
+        {
+            let _inside = context.enter();
+            assert_eq!(call(&agents[0], &contexts[0], 1).unwrap().context, context.id());
+            // That thread's context is none of theirs.
+            assert_eq!(call(&agents[1], &contexts[1], 2), None);
+        }
+        {
+            let there = Context::find(&contexts[1], context.id()).unwrap();
+            let _inside = there.enter();
+            call(&agents[1], &contexts[1], 2);
+        }
+        assert!(contexts.iter().all(|contexts| contexts.len() == 1));
+
+        drop(context);
+
+        contexts.iter().for_each(|contexts| await_empty(contexts));
+    }
+
+    #[test]
+    fn ids_say_whose_they_are_and_are_never_the_same() {
+        let (_agents, contexts) = group(2);
+        let barrier = Barrier::new(4);
+        let many = || {
+            barrier.wait();
+            (0..50).map(|_| contexts[1].new_message().unwrap()).collect::<Vec<_>>()
+        };
+
+        let mut ids = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..4).map(|_| scope.spawn(many)).collect();
+            threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+        });
+        ids.sort_unstable();
+        ids.dedup();
+
+        assert_eq!(ids.len(), 200);
+        assert!(ids.iter().all(|id| id >> WORKER_SHIFT == 1));
+    }
+
+    #[test]
+    fn contexts_of_lost_workers_end_when_many_have_come() {
+        let (agents, contexts) = group(2);
+        contexts[0].enter(1 << WORKER_SHIFT);
+        agents[1].close(false, now());
+        let limit = now() + Duration::from_secs(20);
+        while agents[0].gone().is_empty() {
+            let _ = agents[0].try_call(Rank::new(1).unwrap(), release_request(0));
+            assert!(now() < limit, "the worker is not lost");
+        }
+
+        for own in 0..u64::from(SWEEP_EVERY) {
+            contexts[0].enter(own);
+        }
+
+        assert!(contexts[0].find(1 << WORKER_SHIFT).is_none());
+        assert!(contexts[0].find(5).is_some());
+    }
+
+    #[test]
+    fn without_an_agent_there_are_no_contexts() {
+        assert!(Context::begin(&Contexts::new()).is_err());
     }
 }
