@@ -251,6 +251,11 @@ impl Agent {
         &self.inner.me
     }
 
+    /// This agent, for those who do not keep it alive.
+    pub(crate) fn weak(&self) -> Weak<Inner> {
+        self.inner.this.clone()
+    }
+
     /// What the other workers need to reach this one.
     pub fn contact(&self) -> String {
         let addresses = self.inner.transports().flat_map(Transport::addresses).collect();
