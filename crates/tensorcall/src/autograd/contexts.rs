@@ -150,7 +150,8 @@ impl Contexts {
         self.agent.get().map(|(rank, _)| *rank).ok_or_else(missing)
     }
 
-    fn agent(&self) -> Option<Agent> {
+    /// The agent of this worker, if it is still there.
+    pub(crate) fn agent(&self) -> Option<Agent> {
         self.agent.get()?.1.upgrade()?.agent()
     }
 

@@ -3,9 +3,8 @@
 //! A contiguous tensor in main memory is **lent**: the message names its memory, and until it is sent the
 //! storage is locked for reading, so that nobody writes to it or frees it meanwhile. A received tensor is
 //! **copied** once, since storages of candle are vectors, which own their memory.
-#![expect(unsafe_code, reason = "storages are read in place and filled at once; each use carries its proof")]
+#![expect(unsafe_code, reason = "a lock outlives the borrow that it was taken by; the use carries its proof")]
 
-use candle_core::backend::BackendStorage;
 use candle_core::op::BackpropOp;
 use candle_core::{CpuStorage, Device, Storage, StorageRef};
 
@@ -51,14 +50,14 @@ impl Lent {
         let Storage::Cpu(storage) = &*self.guard else { return None };
         let all = match storage {
             CpuStorage::U8(items) => items,
-            CpuStorage::U32(items) => bytes_of(items),
-            CpuStorage::I16(items) => bytes_of(items),
-            CpuStorage::I32(items) => bytes_of(items),
-            CpuStorage::I64(items) => bytes_of(items),
-            CpuStorage::BF16(items) => bytes_of(items),
-            CpuStorage::F16(items) => bytes_of(items),
-            CpuStorage::F32(items) => bytes_of(items),
-            CpuStorage::F64(items) => bytes_of(items),
+            CpuStorage::U32(items) => bytemuck::cast_slice(items),
+            CpuStorage::I16(items) => bytemuck::cast_slice(items),
+            CpuStorage::I32(items) => bytemuck::cast_slice(items),
+            CpuStorage::I64(items) => bytemuck::cast_slice(items),
+            CpuStorage::BF16(items) => bytemuck::cast_slice(items),
+            CpuStorage::F16(items) => bytemuck::cast_slice(items),
+            CpuStorage::F32(items) => bytemuck::cast_slice(items),
+            CpuStorage::F64(items) => bytemuck::cast_slice(items),
             _ => return None,
         };
         let start = self.tensor.layout().start_offset().checked_mul(self.tensor.dtype().size_in_bytes())?;
@@ -70,35 +69,6 @@ impl AsRef<[u8]> for Lent {
     fn as_ref(&self) -> &[u8] {
         self.bytes().unwrap_or_default()
     }
-}
-
-/// Numbers of candle: all bits are valid in them, and they have no gaps.
-trait Number: Copy {}
-
-impl Number for u32 {}
-impl Number for i16 {}
-impl Number for i32 {}
-impl Number for i64 {}
-impl Number for half::bf16 {}
-impl Number for half::f16 {}
-impl Number for f32 {}
-impl Number for f64 {}
-
-fn bytes_of<T: Number>(items: &[T]) -> &[u8] {
-    // SAFETY: a `Number` has no gaps, so the items are as many initialised bytes as their size says, which
-    // the slice borrows.
-    unsafe { std::slice::from_raw_parts(items.as_ptr().cast(), size_of_val(items)) }
-}
-
-/// Bytes as the numbers that they are; what is left over is left out.
-fn numbers<T: Number>(bytes: &[u8]) -> Vec<T> {
-    let count = bytes.len() / size_of::<T>();
-    let mut items = Vec::<T>::with_capacity(count);
-    // SAFETY: the vector has room for `count` items, the slice has their bytes, and the two do not overlap.
-    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), items.as_mut_ptr().cast(), count * size_of::<T>()) };
-    // SAFETY: they have just been written, and any bits are valid in a `Number`.
-    unsafe { items.set_len(count) };
-    items
 }
 
 /// A copy of a tensor in memory of candle's own. As a variable it is where a graph begins.
@@ -119,6 +89,14 @@ pub(super) fn copy(tensor: &Tensor, is_variable: bool) -> Result<candle_core::Te
     };
     let storage = Storage::Cpu(storage);
     Ok(candle_core::Tensor::from_storage(storage, whole.shape(), BackpropOp::none(), is_variable))
+}
+
+/// Bytes as the numbers that they are; what is left over is left out.
+fn numbers<T: bytemuck::Pod>(bytes: &[u8]) -> Vec<T> {
+    let count = bytes.len() / size_of::<T>();
+    let mut numbers = vec![T::zeroed(); count];
+    bytemuck::cast_slice_mut(&mut numbers).copy_from_slice(&bytes[..count * size_of::<T>()]);
+    numbers
 }
 
 /// A variable like a tensor that nobody has computed with.
@@ -145,6 +123,7 @@ fn dtype_of(dtype: candle_core::DType) -> Result<DType> {
 #[cfg(test)]
 mod tests {
     use candle_core::Var;
+    use candle_core::backend::BackendStorage;
 
     use super::*;
 
