@@ -25,8 +25,8 @@ impl Caller {
         self.rank
     }
 
-    /// Whether nobody wants the answer any more: the caller dropped the future, its deadline passed, or it
-    /// is gone. A blocking function that takes long may look now and then; an `async` one is dropped then.
+    /// Whether nobody wants the answer any more: the caller dropped its future or is
+    /// gone. A blocking function that takes long may look now and then; an `async` one is dropped then.
     pub fn is_gone(&self) -> bool {
         self.watch.is_cancelled()
     }

@@ -165,7 +165,9 @@ impl IntoValue for u8 {
 
 impl FromValue for u8 {
     fn from_value(value: Value) -> Result<Self> {
-        u16::from_value(value)?.try_into().map_err(|_| ConversionError::new("a number is out of range for u8"))
+        u16::from_value(value)?
+            .try_into()
+            .map_err(|_| ConversionError::new("a number is out of range for u8"))
     }
 
     fn many_from_value(value: Value) -> Result<Vec<Self>> {
@@ -346,7 +348,8 @@ impl<T: IntoValue, const N: usize> IntoValue for [T; N] {
 impl<T: FromValue, const N: usize> FromValue for [T; N] {
     fn from_value(value: Value) -> Result<Self> {
         let items = T::many_from_value(value)?;
-        let wrong = |items: Vec<T>| ConversionError::new(format!("expected {N} items, found {}", items.len()));
+        let wrong =
+            |items: Vec<T>| ConversionError::new(format!("expected {N} items, found {}", items.len()));
         items.try_into().map_err(wrong)
     }
 }

@@ -73,8 +73,7 @@ pub enum Failure {
     Raised { class: String, message: String },
 }
 
-#[doc(hidden)]
-pub type Outcome = Result<Returned, Failure>;
+pub(super) type Outcome = Result<Returned, Failure>;
 
 /// A function on its way.
 #[doc(hidden)]
@@ -207,9 +206,7 @@ impl<T: Success, E: fmt::Display> Output for Result<T, E> {
         match self {
             Ok(result) => result.returned(),
             // `{:#}` lets error types that know it tell their causes.
-            Err(error) => {
-                Err(Failure::Raised { class: class_name::<E>(), message: format!("{error:#}") })
-            }
+            Err(error) => Err(Failure::Raised { class: class_name::<E>(), message: format!("{error:#}") }),
         }
     }
 }
@@ -242,7 +239,7 @@ macro_rules! functions {
                 vec![$($type::need()),*]
             }
 
-            #[allow(non_snake_case, unused_mut, reason = "one macro for all numbers of arguments")]
+            #[allow(non_snake_case, unused_mut, unused_variables, reason = "one macro for all numbers of arguments")]
             fn run(&self, mut call: Incoming<'_>) -> Running {
                 $(let $type = match $type::take(&mut call) {
                     Ok(argument) => argument,
@@ -262,7 +259,7 @@ macro_rules! functions {
                 vec![$($type::need()),*]
             }
 
-            #[allow(non_snake_case, unused_mut, reason = "one macro for all numbers of arguments")]
+            #[allow(non_snake_case, unused_mut, unused_variables, reason = "one macro for all numbers of arguments")]
             fn run(&self, mut call: Incoming<'_>) -> Running {
                 $(let $type = match $type::take(&mut call) {
                     Ok(argument) => argument,
@@ -289,6 +286,7 @@ functions! {
     (A1 A2 A3 A4 A5 A6 A7 A8 A9 A10);
     (A1 A2 A3 A4 A5 A6 A7 A8 A9 A10 A11);
     (A1 A2 A3 A4 A5 A6 A7 A8 A9 A10 A11 A12);
+    (A1 A2 A3 A4 A5 A6 A7 A8 A9 A10 A11 A12 A13);
 }
 
 impl fmt::Debug for Returned {

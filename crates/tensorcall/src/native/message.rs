@@ -13,7 +13,7 @@ use super::rref::RRef;
 use super::tensor::Tensor;
 use super::value::{ConversionError, Value};
 use crate::body::{Body, Received};
-use crate::buffer::{Buffer, Region};
+use crate::buffer::Buffer;
 use crate::error::{Error, Result};
 
 /// The arguments of a call: a tuple of them, and no keywords.
@@ -139,7 +139,9 @@ pub(crate) fn unpack_arguments(
 ) -> Result<Vec<Value>, ConversionError> {
     match unpack(encoding, body, shared)? {
         Value::Tuple(mut parts) if parts.len() == 2 => match (parts.pop(), parts.pop()) {
-            (Some(Value::Map(keywords)), Some(Value::Tuple(arguments))) if keywords.is_empty() => Ok(arguments),
+            (Some(Value::Map(keywords)), Some(Value::Tuple(arguments))) if keywords.is_empty() => {
+                Ok(arguments)
+            }
             (Some(Value::Map(_)), Some(Value::Tuple(_))) => {
                 Err(ConversionError::new("functions of native workers have no keyword arguments"))
             }
@@ -177,7 +179,7 @@ pub(crate) fn unpack_exception(encoding: Encoding, body: &Received) -> Option<Ex
     if encoding != Encoding::Value {
         return None;
     }
-    let mut reader = ValueReader::new(body.payload.as_ref(), &Limits::DEFAULT);
+    let mut reader = ValueReader::new(body.payload.as_ref(), &Limits::default());
     let Ok(Event::Exception { classes, message, origin }) = reader.next() else { return None };
     Some(Exception { classes: classes.to_owned(), message: message.to_owned(), origin: origin.to_owned() })
 }
@@ -215,7 +217,9 @@ impl Unpacker<'_> {
                 let text = format!("an exception is no argument or result: {classes}: {message}");
                 return Err(ConversionError::new(text));
             }
-            Event::Pickle(_) => return Err(ConversionError::new("a part is pickled, which only Python reads")),
+            Event::Pickle(_) => {
+                return Err(ConversionError::new("a part is pickled, which only Python reads"));
+            }
         })
     }
 

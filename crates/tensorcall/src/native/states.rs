@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 
 /// State that functions share, one of each type.
 #[derive(Default)]
-pub struct States(HashMap<TypeId, Box<dyn Any + Send + Sync>>);
+pub(crate) struct States(HashMap<TypeId, Box<dyn Any + Send + Sync>>);
 
 impl States {
     pub(super) fn insert<T: Send + Sync + 'static>(&mut self, state: T) {

@@ -34,7 +34,8 @@ impl Tensor {
         }
         self.graph = None;
         let bytes = self.bytes.get_mut().unwrap_or_default();
-        bytemuck::try_cast_slice_mut(bytes).map_err(|error| Error::usage(format!("a tensor's memory: {error}")))
+        bytemuck::try_cast_slice_mut(bytes)
+            .map_err(|error| Error::usage(format!("a tensor's memory: {error}")))
     }
 
     /// A copy of the elements, row after row, in whatever layout they are.
@@ -58,10 +59,13 @@ impl Tensor {
     /// [`ErrorKind::Usage`](crate::ErrorKind::Usage) if it is of another type or `index` is out of bounds.
     pub fn get<T: Element>(&self, index: &[usize]) -> Result<T> {
         self.check_type::<T>()?;
-        let within = index.len() == self.shape.len() && index.iter().zip(&self.shape).all(|(at, size)| at < size);
+        let within =
+            index.len() == self.shape.len() && index.iter().zip(&self.shape).all(|(at, size)| at < size);
         if !within {
             let shape = &self.shape;
-            return Err(Error::usage(format!("index {index:?} is out of bounds of a tensor of shape {shape:?}")));
+            return Err(Error::usage(format!(
+                "index {index:?} is out of bounds of a tensor of shape {shape:?}"
+            )));
         }
         let offset: usize = index.iter().zip(&self.strides).map(|(at, stride)| at * stride).sum();
         self.cast(&self.bytes).map(|all: &[T]| all[offset])

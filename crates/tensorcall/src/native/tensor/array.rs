@@ -88,7 +88,8 @@ mod tests {
 
     #[test]
     fn tensors_are_seen_as_arrays_in_any_layout() {
-        let tensor = Tensor::from_vec((0..6).collect::<Vec<i64>>(), &[2, 3]).unwrap().transpose(0, 1).unwrap();
+        let tensor =
+            Tensor::from_vec((0..6).collect::<Vec<i64>>(), &[2, 3]).unwrap().transpose(0, 1).unwrap();
 
         let array = tensor.as_array::<i64>().unwrap();
 

@@ -24,7 +24,9 @@ impl Tensor {
     /// The tensor that `desc`, which was checked, describes in the bytes of its buffer.
     pub(crate) fn received(desc: &TensorDesc, buffer: &Bytes) -> Result<Self, ConversionError> {
         if desc.device != Device::CPU {
-            return Err(ConversionError::new("a tensor is meant for a device, which native workers do not use"));
+            return Err(ConversionError::new(
+                "a tensor is meant for a device, which native workers do not use",
+            ));
         }
         if desc.conj || desc.neg {
             let text = "a tensor is a lazy conjugate or negative: call resolve_conj() or resolve_neg() on it";
@@ -32,7 +34,8 @@ impl Tensor {
         }
         let wrong = |_| ConversionError::new("a tensor is too large for this machine");
         let size = |number: u64| usize::try_from(number).map_err(wrong);
-        let sizes = |numbers: &[u64]| numbers.iter().map(|&number| size(number)).collect::<Result<Vec<_>, _>>();
+        let sizes =
+            |numbers: &[u64]| numbers.iter().map(|&number| size(number)).collect::<Result<Vec<_>, _>>();
         let shape = sizes(&desc.shape)?;
         let strides = desc.strides.as_deref().map_or_else(|| Ok(contiguous(&shape)), sizes)?;
         let extent = desc.extent().map_err(|error| ConversionError::new(error.to_string()))?;
