@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -54,7 +55,9 @@ impl Contexts {
 
     /// Be those of this agent's worker; of the first that is given.
     pub fn join(&self, agent: &Agent) {
-        let _ = self.agent.set((agent.identity().rank, agent.weak()));
+        if self.agent.get().is_none() {
+            let _ = self.agent.set((agent.identity().rank, agent.weak()));
+        }
     }
 
     /// Begins a context on this worker.
@@ -111,7 +114,7 @@ impl Contexts {
         tape.begin_call();
         tape.send(to, message, tensors);
         let Some(contexts) = self.this.upgrade() else { return Ok(None) };
-        Ok(Some(Outgoing { contexts, tape, message, answered: false }))
+        Ok(Some(Outgoing { contexts, tape, message, answered: AtomicBool::new(false) }))
     }
 
     /// A call of `to` in a context is about to be answered with these tensors. `None` if there are none.
@@ -127,10 +130,10 @@ impl Contexts {
     }
 
     /// A message that belongs to a context has brought these tensors, those of its table that need gradients.
-    pub fn received(&self, mark: AutogradRef, tensors: Vec<Arc<Slot>>) {
-        if let (Some(message), Some(tape)) = (mark.message, self.find(mark.context)) {
-            tape.receive(message, tensors);
-        }
+    /// False if that context has ended here: then nobody asks for their gradients.
+    pub fn received(&self, mark: AutogradRef, tensors: Vec<Arc<Slot>>) -> bool {
+        let (Some(message), Some(tape)) = (mark.message, self.find(mark.context)) else { return false };
+        tape.receive(message, tensors)
     }
 
     /// Runs what follows on this thread in the context that a request has brought.
@@ -200,7 +203,7 @@ pub struct Outgoing {
     contexts: Arc<Contexts>,
     tape: Arc<Tape>,
     message: Option<u64>,
-    answered: bool,
+    answered: AtomicBool,
 }
 
 impl Outgoing {
@@ -210,17 +213,22 @@ impl Outgoing {
     }
 
     /// The callee has answered, whatever.
-    pub fn answered(mut self) {
-        self.answered = true;
+    pub fn answered(&self) {
+        self.answered.store(true, Ordering::Relaxed);
     }
 }
 
 impl Drop for Outgoing {
     fn drop(&mut self) {
-        if let (false, Some(message)) = (self.answered, self.message) {
+        if let (false, Some(message)) = (*self.answered.get_mut(), self.message) {
             self.tape.unsent(message);
         }
-        self.contexts.tell(self.tape.id(), self.tape.end_call());
+        let (id, ranks) = (self.tape.id(), self.tape.end_call());
+        if let (false, Some(agent)) = (ranks.is_empty(), self.contexts.agent()) {
+            // This may be a thread that must not call.
+            let contexts = Arc::clone(&self.contexts);
+            agent.spawn(move || contexts.tell(id, ranks));
+        }
     }
 }
 
@@ -386,7 +394,7 @@ mod tests {
     #[test]
     fn a_context_goes_where_calls_go_and_ends_everywhere() {
         let (agents, contexts) = group(3);
-        let context = Context::begin(&contexts[0]).unwrap();
+        let context = Context::begin_in(&contexts[0]).unwrap();
         assert_eq!(call(&agents[0], &contexts[0], 1), None);
         {
             let _inside = context.enter();
@@ -395,7 +403,7 @@ mod tests {
             assert_eq!(call(&agents[1], &contexts[1], 2), None);
         }
         {
-            let there = Context::find(&contexts[1], context.id()).unwrap();
+            let there = Context::find_in(&contexts[1], context.id()).unwrap();
             let _inside = there.enter();
             call(&agents[1], &contexts[1], 2);
         }
@@ -447,6 +455,6 @@ mod tests {
 
     #[test]
     fn without_an_agent_there_are_no_contexts() {
-        assert!(Context::begin(&Contexts::new()).is_err());
+        assert!(Context::begin_in(&Contexts::new()).is_err());
     }
 }

@@ -164,11 +164,11 @@ impl Tape {
     }
 
     /// A message has brought these tensors.
-    pub(super) fn receive(&self, message: u64, tensors: Vec<Arc<Slot>>) {
+    pub(super) fn receive(&self, message: u64, tensors: Vec<Arc<Slot>>) -> bool {
         let mut state = self.state.lock();
-        if let (false, Some(from)) = (state.ended, sender(message)) {
-            state.received.push(Receipt { message, from, tensors });
-        }
+        let (false, Some(from)) = (state.ended, sender(message)) else { return false };
+        state.received.push(Receipt { message, from, tensors });
+        true
     }
 
     /// A call in the context is made.

@@ -26,7 +26,9 @@ pub(super) enum Problem {
     NoPass,
     #[error("the roots of a backward pass are not candle's")]
     Roots,
-    #[error("a tensor that was received in another autograd context, or that has ended, is part of the graph")]
+    #[error(
+        "a tensor that was received in another autograd context, or that has ended, is part of the graph"
+    )]
     Stranger,
     #[error("no thread for a backward pass: {0}")]
     Thread(std::io::Error),

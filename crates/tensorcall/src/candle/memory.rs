@@ -19,11 +19,7 @@ pub(super) fn lend(tensor: &candle_core::Tensor) -> Result<Tensor> {
     let tensor = tensor.to_device(&Device::Cpu)?.contiguous()?.detach();
     let (dtype, shape) = (dtype_of(tensor.dtype())?, tensor.dims().to_vec());
     let lent = Lent::new(tensor)?;
-    let bytes = if lent.len < LENT_FROM {
-        Bytes::from(lent.as_ref().to_vec())
-    } else {
-        Bytes::from_owner(lent)
-    };
+    let bytes = if lent.len < LENT_FROM { Bytes::from(lent.as_ref().to_vec()) } else { Bytes::lent(lent) };
     Ok(Tensor::from_bytes(dtype, &shape, bytes)?)
 }
 

@@ -34,9 +34,9 @@ use std::sync::Arc;
 
 pub use context::{Backward, BackwardOptions};
 
-use crate::autograd::{Contexts, LocalEngine};
 #[cfg(doc)]
 use crate::Context;
+use crate::autograd::{Contexts, LocalEngine};
 
 /// Candle as the local engine of the worker that has these contexts.
 pub(crate) fn engine(contexts: &Arc<Contexts>) -> Arc<dyn LocalEngine> {

@@ -48,7 +48,8 @@ impl Pass {
             tape,
         };
         for receipt in &received {
-            let tensors = receipt.tensors.iter().map(|slot| nodes.of_slot(slot)).collect::<Result<Vec<_>>>()?;
+            let tensors =
+                receipt.tensors.iter().map(|slot| nodes.of_slot(slot)).collect::<Result<Vec<_>>>()?;
             own.extend(tensors.iter().map(|tensor| (tensor.id(), receipt.message)));
             pass.received.insert(receipt.message, tensors);
         }
@@ -100,7 +101,12 @@ impl Pass {
 
     /// Runs sources; returns what the messages in `wanted` have got in this pass. With `last` the gradients
     /// of the program's variables go to the context.
-    pub(super) fn advance(&mut self, arrived: Vec<Arrived>, wanted: &[u64], last: bool) -> Result<Vec<Found>> {
+    pub(super) fn advance(
+        &mut self,
+        arrived: Vec<Arrived>,
+        wanted: &[u64],
+        last: bool,
+    ) -> Result<Vec<Found>> {
         let mut pairs = Vec::new();
         for Arrived { message, gradients } in arrived {
             // What came for a message that is not in the plan was sent since, and waits for another pass.
@@ -146,7 +152,8 @@ impl Pass {
     /// The gradients for the sender of a message.
     fn take(&mut self, message: u64) -> Result<Found> {
         let variables = self.received.remove(&message).unwrap_or_default();
-        let gradients: Gradients = variables.iter().map(|variable| self.found.remove(&variable.id())).collect();
+        let gradients: Gradients =
+            variables.iter().map(|variable| self.found.remove(&variable.id())).collect();
         Ok(Found { message, gradients: gradients::pack(&gradients)? })
     }
 }

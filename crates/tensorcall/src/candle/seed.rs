@@ -67,8 +67,7 @@ mod tests {
 
     #[test]
     fn a_walk_finds_what_the_tensors_depend_on() {
-        let variables: Vec<_> =
-            (0..3).map(|_| Var::zeros(2, DType::F32, &Device::Cpu).unwrap()).collect();
+        let variables: Vec<_> = (0..3).map(|_| Var::zeros(2, DType::F32, &Device::Cpu).unwrap()).collect();
         let tensors = [(&*variables[0] * &*variables[1]).unwrap(), variables[0].exp().unwrap()];
 
         let joined = joined(&tensors).unwrap().unwrap();

@@ -12,6 +12,7 @@ use super::function::Function;
 use super::handler::NativeHandler;
 use super::states::{Functions, States};
 use crate::agent::{Agent as EngineAgent, PeerInfo};
+use crate::autograd::{Contexts, LocalEngine};
 use crate::config::AgentConfig;
 use crate::error::{Error, Result};
 use crate::transport::memory::Hub;
@@ -42,7 +43,11 @@ pub struct AgentBuilder {
     functions: Functions,
     states: States,
     options: Vec<Box<dyn FnOnce(&mut AgentConfig) + Send>>,
+    /// Makes what computes gradients.
+    local_engine: Option<MakeEngine>,
 }
+
+type MakeEngine = fn(&Arc<Contexts>) -> Arc<dyn LocalEngine>;
 
 /// How long calls may take unless told otherwise.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -57,6 +62,7 @@ impl AgentBuilder {
             functions: Functions::default(),
             states: States::default(),
             options: Vec::new(),
+            local_engine: None,
         }
     }
 
@@ -120,6 +126,13 @@ impl AgentBuilder {
         })
     }
 
+    /// Lets this worker take part in backward passes, with candle; see [`Context`](crate::Context).
+    #[cfg(feature = "candle")]
+    pub fn candle(mut self) -> Self {
+        self.local_engine = Some(crate::candle::engine);
+        self
+    }
+
     fn option(mut self, set: impl FnOnce(&mut AgentConfig) + Send + 'static) -> Self {
         self.options.push(Box::new(set));
         self
@@ -136,9 +149,11 @@ impl AgentBuilder {
             set(&mut config);
         }
         let (timeout, limits) = (self.timeout, config.limits);
-        let shared = Shared { name: self.name.into(), timeout, limits, ..Shared::default() };
-        let (functions, states) = (self.functions, self.states);
-        Ok((config, Arc::new(NativeHandler { functions, states, shared: Arc::new(shared) })))
+        let contexts = self.local_engine.map(|_| Contexts::new());
+        let local_engine = self.local_engine.zip(contexts.as_ref()).map(|(make, contexts)| make(contexts));
+        let shared = Shared { name: self.name.into(), timeout, limits, contexts, ..Shared::default() };
+        let (functions, states, shared) = (self.functions, self.states, Arc::new(shared));
+        Ok((config, Arc::new(NativeHandler { functions, states, shared, local_engine })))
     }
 }
 

@@ -3,7 +3,6 @@
 //! The tolerance is 1e-9 of the larger number, or of 1: all is double precision, and sums are made in another
 //! order.
 
-#![cfg(feature = "candle")]
 #![expect(clippy::unwrap_used, reason = "a test stops where something is wrong")]
 
 mod program;
@@ -11,10 +10,9 @@ mod program;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use candle_core::{DType, Device, Tensor, Var};
+use candle_core::{Tensor, Var};
 use program::{Place, distance, expected, loss, run, variables};
-use tensorcall::candle::BackwardOptions;
-use tensorcall::{Agent, AgentBuilder, Context, ErrorKind, State};
+use tensorcall::{Agent, AgentBuilder, Context, State};
 
 const TOLERANCE: f64 = 1e-9;
 

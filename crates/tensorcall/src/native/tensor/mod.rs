@@ -153,6 +153,12 @@ impl Tensor {
         self.graph.as_ref()
     }
 
+    /// Gives lent memory back, and has a copy of it from now on.
+    #[cfg(feature = "candle")]
+    pub(crate) fn settle(&mut self) -> Result<()> {
+        self.bytes.settle()
+    }
+
     /// The same tensor, which is there in the graphs of this worker.
     pub(crate) fn with_graph(self, graph: Graph) -> Self {
         Self { graph: Some(graph), ..self }
