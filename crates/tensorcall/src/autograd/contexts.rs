@@ -26,7 +26,7 @@ use crate::sync::Mutex;
 pub const RELEASE: &str = "tensorcall.autograd._release:release_here";
 
 /// How long a worker has to answer that it knows of the end, and how often it is told.
-const TELL_TIMEOUT: Duration = Duration::from_secs(60);
+const TELL_TIMEOUT: Duration = Duration::from_mins(1);
 const TELL_ATTEMPTS: u32 = 5;
 /// So many contexts of others begin here before those of lost workers are looked for.
 const SWEEP_EVERY: u32 = 64;
@@ -411,7 +411,9 @@ mod tests {
 
         drop(context);
 
-        contexts.iter().for_each(|contexts| await_empty(contexts));
+        for contexts in &contexts {
+            await_empty(contexts);
+        }
     }
 
     #[test]

@@ -52,8 +52,8 @@ impl Slot {
         if let Some(node) = self.node.get() {
             return Ok(node);
         }
-        let made = make()?;
-        Ok(self.node.get_or_init(|| made))
+        let node = make()?;
+        Ok(self.node.get_or_init(|| node))
     }
 }
 
@@ -180,7 +180,7 @@ impl Tape {
     pub(super) fn end_call(&self) -> BTreeSet<Rank> {
         let mut state = self.state.lock();
         state.open_calls = state.open_calls.saturating_sub(1);
-        state.to_tell()
+        state.farewell()
     }
 
     /// Ends, here. Returns the workers to be told; none yet while calls have no outcome.
@@ -188,7 +188,7 @@ impl Tape {
         let mut state = self.state.lock();
         state.ended = true;
         let graphs = (std::mem::take(&mut state.sent), std::mem::take(&mut state.received));
-        let known = state.to_tell();
+        let known = state.farewell();
         drop(state);
         // Freeing a graph may run code of the program: not under the lock.
         drop(graphs);
@@ -197,7 +197,7 @@ impl Tape {
 }
 
 impl State {
-    fn to_tell(&mut self) -> BTreeSet<Rank> {
+    fn farewell(&mut self) -> BTreeSet<Rank> {
         if self.ended && self.open_calls == 0 { std::mem::take(&mut self.known) } else { BTreeSet::new() }
     }
 }

@@ -26,7 +26,7 @@ pub struct BackwardOptions {
 
 impl Default for BackwardOptions {
     fn default() -> Self {
-        Self { retain_graph: false, patience: Some(Duration::from_secs(60)) }
+        Self { retain_graph: false, patience: Some(Duration::from_mins(1)) }
     }
 }
 

@@ -34,6 +34,7 @@ impl FromValue for Tensor {
     }
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "a function for `map_err`")]
 fn unfit(problem: Problem) -> ConversionError {
     ConversionError::new(problem.to_string())
 }
