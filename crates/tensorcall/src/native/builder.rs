@@ -41,11 +41,13 @@ pub struct AgentBuilder {
     timeout: Option<Duration>,
     functions: Functions,
     states: States,
-    options: Vec<Box<dyn FnOnce(&mut AgentConfig) + Send>>,
+    options: Vec<SetOption>,
 }
 
+type SetOption = Box<dyn FnOnce(&mut AgentConfig) + Send>;
+
 /// How long calls may take unless told otherwise.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_mins(1);
 
 impl AgentBuilder {
     pub(super) fn new(name: String) -> Self {
