@@ -13,9 +13,14 @@ mod error;
 mod fork;
 mod future;
 mod gather;
+mod native;
 mod rref;
 mod spin;
 mod sync;
 mod transport;
 
-pub use error::{Error, ErrorKind, Result};
+pub use error::{Error, ErrorKind, RemoteError, Result};
+pub use native::{
+    Agent, AgentBuilder, Argument, Arguments, Bytes, Caller, ConversionError, DType, Element, FromValue,
+    Function, IntoValue, Keep, Output, RRef, RpcFuture, Serde, State, Success, Tensor, Value, WorkerInfo,
+};
