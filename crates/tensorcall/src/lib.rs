@@ -25,5 +25,5 @@ pub use autograd::{Context, Entered, Within};
 pub use error::{Error, ErrorKind, RemoteError, Result};
 pub use native::{
     Agent, AgentBuilder, Argument, Arguments, Bytes, Caller, ConversionError, DType, Element, FromValue,
-    Function, IntoValue, Keep, Output, RRef, RpcFuture, State, Success, Tensor, Value, WorkerInfo,
+    Function, IntoValue, Keep, Output, RRef, RpcFuture, Serde, State, Success, Tensor, Value, WorkerInfo,
 };

@@ -42,15 +42,16 @@ pub struct AgentBuilder {
     timeout: Option<Duration>,
     functions: Functions,
     states: States,
-    options: Vec<Box<dyn FnOnce(&mut AgentConfig) + Send>>,
+    options: Vec<SetOption>,
     /// Makes what computes gradients.
     local_engine: Option<MakeEngine>,
 }
 
+type SetOption = Box<dyn FnOnce(&mut AgentConfig) + Send>;
 type MakeEngine = fn(&Arc<Contexts>) -> Arc<dyn LocalEngine>;
 
 /// How long calls may take unless told otherwise.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_mins(1);
 
 impl AgentBuilder {
     pub(super) fn new(name: String) -> Self {

@@ -91,11 +91,9 @@ impl Functions {
         names.sort_unstable();
         let more = names.len().saturating_sub(SHOWN);
         names.truncate(SHOWN);
-        let mut known = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
-        if more > 0 {
-            known.push_str(&format!(" and {more} more"));
-        }
-        format!("there is no function '{name}' here; there is {known}")
+        let known = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        format!("there is no function '{name}' here; there is {known}{more}")
     }
 }
 

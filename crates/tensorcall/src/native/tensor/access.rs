@@ -111,14 +111,14 @@ impl Tensor {
         (0..self.len()).map(offset)
     }
 
-    fn check_type<T: Element>(&self) -> Result<()> {
+    pub(super) fn check_type<T: Element>(&self) -> Result<()> {
         if self.dtype == T::DTYPE {
             return Ok(());
         }
         Err(Error::usage(format!("the elements of this tensor are {}, not {}", self.dtype, T::DTYPE)))
     }
 
-    fn cast<'a, T: Element>(&self, bytes: &'a [u8]) -> Result<&'a [T]> {
+    pub(super) fn cast<'a, T: Element>(&self, bytes: &'a [u8]) -> Result<&'a [T]> {
         let dtype = self.dtype;
         bytemuck::try_cast_slice(bytes).map_err(|error| Error::usage(format!("memory of {dtype}: {error}")))
     }
