@@ -14,6 +14,7 @@ mod fork;
 mod future;
 mod rref;
 mod spin;
+pub mod store;
 mod sync;
 mod transport;
 
