@@ -136,6 +136,6 @@ fn set<T: FromStr>(target: &mut T, name: &str) -> Result<()> {
 }
 
 #[expect(clippy::disallowed_methods, reason = "the one place that reads the environment")]
-fn variable(name: &str) -> Option<String> {
+pub(crate) fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|text| !text.is_empty())
 }

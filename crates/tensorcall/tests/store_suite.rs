@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use common::{SOON, deadline, finish, now, thread};
-use tensorcall::proto::wire::store::{MAGIC, Request};
+use tensorcall::engine::proto::wire::store::{MAGIC, Request};
 use tensorcall::store::{FileStore, MemoryStore, PrefixStore, Store, StoreError, StoreServer, TcpStore};
 
 /// Stores that several workers have opened at one place.
@@ -123,7 +123,7 @@ fn one_of_many_wins_a_swap(place: &dyn Place) {
 fn sums_add_up_and_are_text(place: &dyn Place) {
     let add = || {
         let store = place.open();
-        thread(move || (0..25).for_each(|_| drop(store.add("n", 2).unwrap())))
+        thread(move || (0..25).for_each(|_| assert!(store.add("n", 2).is_ok())))
     };
     let threads: Vec<_> = (0..4).map(|_| add()).collect();
     threads.iter().for_each(finish);
@@ -182,7 +182,7 @@ fn who_waits_in_vain_is_told_so_and_goes_on(place: &dyn Place) {
 
     let error = store.wait(&["a", "b"], Some(deadline(Duration::from_millis(50)))).unwrap_err();
 
-    assert_eq!(error, StoreError::Timeout { keys: match error.clone() { StoreError::Timeout { keys } => keys, _ => vec![] } });
+    assert!(matches!(error, StoreError::Timeout { .. }));
     assert!(error.to_string().contains('b'), "{error}");
     assert!(begin.elapsed() >= Duration::from_millis(50) && begin.elapsed() < SOON);
     assert_eq!(store.get("a"), Ok(Some(b"here".to_vec())));
@@ -199,7 +199,7 @@ fn threads_may_share_one_store(place: &dyn Place) {
     let adds: Vec<_> = (0..4)
         .map(|_| {
             let store = Arc::clone(&store);
-            thread(move || (0..20).for_each(|_| drop(store.add("n", 1).unwrap())))
+            thread(move || (0..20).for_each(|_| assert!(store.add("n", 1).is_ok())))
         })
         .collect();
     adds.iter().for_each(finish);
