@@ -12,6 +12,7 @@ pub mod engine;
 mod error;
 mod fork;
 mod future;
+mod gather;
 mod rref;
 mod spin;
 pub mod store;
