@@ -112,7 +112,10 @@ fn a_value_is_swapped_for_the_expected_one_only(place: &dyn Place) {
 fn one_of_many_wins_a_swap(place: &dyn Place) {
     let swap = |number: u32| {
         let store = place.open();
-        thread(move || store.compare_set("k", b"", number.to_string().as_bytes()).unwrap() == number.to_string().as_bytes())
+        thread(move || {
+            store.compare_set("k", b"", number.to_string().as_bytes()).unwrap()
+                == number.to_string().as_bytes()
+        })
     };
 
     let threads: Vec<_> = (1..=8).map(swap).collect();

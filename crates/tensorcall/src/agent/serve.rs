@@ -13,7 +13,7 @@ use tensorcall_proto::wire::message::{
 };
 
 use super::pool::{Refusal, ThreadHook};
-use super::{Inner, LinkEntry};
+use super::{Agent, Inner, LinkEntry};
 use crate::autograd::LocalEngine;
 use crate::body::{Body, Received};
 use crate::clock::now;
@@ -134,6 +134,11 @@ impl Responder {
         let Some(agent) = self.agent.upgrade().filter(|agent| agent.home.is_here()) else { return };
         agent.resolve(rref, Kept::Value(value));
         self.send(&agent, NOTHING, Body::default());
+    }
+
+    /// The agent that was asked, if it is there still.
+    pub(crate) fn agent(&self) -> Option<Agent> {
+        self.agent.upgrade()?.agent()
     }
 
     /// Whether the result is to stay here, see [`InboundCall::creates`].

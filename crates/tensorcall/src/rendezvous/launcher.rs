@@ -1,18 +1,6 @@
 //! What launchers tell the processes that they start, by environment variables.
-//!
-//! | | rank, world size | where to meet, unless `MASTER_ADDR` says | port, unless `MASTER_PORT` says |
-//! |---|---|---|---|
-//! | torchrun, or by hand | `RANK`, `WORLD_SIZE` | | |
-//! | Open MPI | `OMPI_COMM_WORLD_RANK`, `…_SIZE` | loopback, if `OMPI_COMM_WORLD_LOCAL_SIZE` is all | from `PMIX_NAMESPACE` |
-//! | MPICH, Intel MPI | `PMI_RANK`, `PMI_SIZE` | loopback, if `MPI_LOCALNRANKS` is all | |
-//! | Slurm | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` or `SLURM_NTASKS` | the first of `SLURM_STEP_NODELIST` or `SLURM_JOB_NODELIST`; loopback for one node | from `SLURM_JOB_ID` and `SLURM_STEP_ID` |
-//!
-//! The first row whose rank is set counts: mpirun within a job of Slurm leaves Slurm's variables, which
-//! then are those of its own helper. Where to meet is looked for in all rows, in this order.
-//!
-//! torchrun hosts the store itself where `TORCHELASTIC_USE_AGENT_STORE` is `True`; else rank 0 does. Its
-//! `TORCHELASTIC_RUN_ID` and `TORCHELASTIC_RESTART_COUNT` are part of the keys, see
-//! [`membership`](crate::membership).
+//! The table is in [`rendezvous`](super). The first launcher whose rank is set counts: mpirun within a job of
+//! Slurm leaves Slurm's variables, which then are those of its own helper. Where to meet is looked for in all.
 
 use std::str::FromStr;
 
@@ -25,9 +13,9 @@ pub(super) type Look<'a> = &'a dyn Fn(&str) -> Option<String>;
 const FIRST_PORT: u16 = 20_000;
 const PORTS: u32 = 12_000;
 
-/// Launchers other than torchrun: what they call the rank, the size, and how many ranks are on this host.
+/// What launchers call the rank, the size, and how many ranks are on this host.
 const LAUNCHERS: [Launcher; 4] = [
-    Launcher { rank: "RANK", sizes: &["WORLD_SIZE"], local_size: "LOCAL_WORLD_SIZE" },
+    Launcher { rank: "RANK", sizes: &["WORLD_SIZE"], local_size: "" },
     Launcher {
         rank: "OMPI_COMM_WORLD_RANK",
         sizes: &["OMPI_COMM_WORLD_SIZE"],
@@ -109,7 +97,9 @@ fn derived_host(look: Look<'_>) -> Result<Option<String>> {
             return Ok(loopback);
         }
     }
-    if ["SLURM_STEP_NUM_NODES", "SLURM_JOB_NUM_NODES"].iter().find_map(|name| look(name)).as_deref() == Some("1") {
+    if ["SLURM_STEP_NUM_NODES", "SLURM_JOB_NUM_NODES"].iter().find_map(|name| look(name)).as_deref()
+        == Some("1")
+    {
         return Ok(loopback);
     }
     let nodes = ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"].iter().find_map(|name| look(name));
@@ -122,9 +112,8 @@ fn derived_port(look: Look<'_>) -> Option<u16> {
         Some(format!("{}.{}", look("SLURM_JOB_ID")?, look("SLURM_STEP_ID").unwrap_or_default()))
     })?;
     // FNV-1a: any spread will do, as long as all workers have the same.
-    let hash = job.bytes().fold(0x811c_9dc5_u32, |hash, byte| {
-        (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
-    });
+    let hash =
+        job.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
     u16::try_from(u32::from(FIRST_PORT) + hash % PORTS).ok()
 }
 
@@ -159,7 +148,8 @@ mod tests {
     use std::collections::HashMap;
 
     fn environment(text: &'static str) -> impl Fn(&str) -> Option<String> {
-        let pairs: HashMap<&str, &str> = text.split_whitespace().filter_map(|pair| pair.split_once('=')).collect();
+        let pairs: HashMap<&str, &str> =
+            text.split_whitespace().filter_map(|pair| pair.split_once('=')).collect();
         move |name| pairs.get(name).map(|value| (*value).to_owned())
     }
 
@@ -176,7 +166,13 @@ mod tests {
             ),
             ("PMI_RANK=0 PMI_SIZE=2 MPI_LOCALNRANKS=2 MASTER_PORT=9", 0, 2, "127.0.0.1", Some(9)),
             ("SLURM_PROCID=3 SLURM_NTASKS=4 SLURM_JOB_NODELIST=n[07-09] SLURM_JOB_ID=5", 3, 4, "n07", None),
-            ("SLURM_PROCID=3 SLURM_NTASKS=8 SLURM_STEP_NUM_TASKS=4 SLURM_JOB_NUM_NODES=1 SLURM_JOB_ID=5", 3, 4, "127.0.0.1", None),
+            (
+                "SLURM_PROCID=3 SLURM_NTASKS=8 SLURM_STEP_NUM_TASKS=4 SLURM_JOB_NUM_NODES=1 SLURM_JOB_ID=5",
+                3,
+                4,
+                "127.0.0.1",
+                None,
+            ),
             // mpirun in a job of Slurm: whose variables are those of mpirun's helper.
             (
                 "OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=4 SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_JOB_NODELIST=a,b SLURM_JOB_ID=5",

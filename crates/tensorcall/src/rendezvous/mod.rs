@@ -14,7 +14,7 @@
 //!
 //! | launcher | rank, world size | where to meet, unless `MASTER_ADDR` says | port, unless `MASTER_PORT` says |
 //! |---|---|---|---|
-//! | torchrun, or by hand | `RANK`, `WORLD_SIZE` | loopback, if `LOCAL_WORLD_SIZE` is all | |
+//! | torchrun, or by hand | `RANK`, `WORLD_SIZE` | | |
 //! | Open MPI | `OMPI_COMM_WORLD_RANK`, `OMPI_COMM_WORLD_SIZE` | loopback, if `OMPI_COMM_WORLD_LOCAL_SIZE` is all | from `PMIX_NAMESPACE` |
 //! | MPICH, Intel MPI | `PMI_RANK`, `PMI_SIZE` | loopback, if `MPI_LOCALNRANKS` is all | |
 //! | Slurm | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` or `SLURM_NTASKS` | the first of `SLURM_STEP_NODELIST` or `SLURM_JOB_NODELIST`, loopback for one node | from `SLURM_JOB_ID` and `SLURM_STEP_ID` |
@@ -78,7 +78,16 @@ impl Rendezvous {
     ///
     /// As [`Rendezvous::from_env`].
     pub fn at(url: &str, rank: Option<u32>, world_size: Option<u32>, timeout: Duration) -> Result<Self> {
-        Self::find(url, rank, world_size, timeout, &|name| config::variable(name))
+        Self::find(url, rank, Size::Given(world_size), timeout, &config::variable)
+    }
+
+    /// As [`Rendezvous::at`], for a [dynamic](Rendezvous::dynamic) group, which has no number of workers.
+    ///
+    /// # Errors
+    ///
+    /// As [`Rendezvous::from_env`].
+    pub fn at_dynamic(url: &str, rank: Option<u32>, timeout: Duration) -> Result<Self> {
+        Self::find(url, rank, Size::Open, timeout, &config::variable)
     }
 
     /// In a store that is there already: one that this program has made, for instance in memory. Without a number of
@@ -132,35 +141,49 @@ impl Rendezvous {
     fn find(
         url: &str,
         rank: Option<u32>,
-        world_size: Option<u32>,
+        size: Size,
         timeout: Duration,
         look: launcher::Look<'_>,
     ) -> Result<Self> {
         let url = Url::parse(url)?;
         let (their_rank, their_size) = launcher::rank_and_size(look)?;
         let rank = rank.or(url.rank).or(their_rank).ok_or_else(|| Error::usage(launcher::NO_RANK))?;
-        let world_size = world_size.or(url.world_size).or(their_size);
-        let world_size = world_size.ok_or_else(|| Error::usage(launcher::NO_SIZE))?;
+        let world_size = match size {
+            Size::Open => None,
+            Size::Given(size) => {
+                let size = size.or(url.world_size).or(their_size);
+                Some(size.ok_or_else(|| Error::usage(launcher::NO_SIZE))?)
+            }
+        };
+        checked(rank, world_size)?;
         let patience = patience(timeout).unwrap_or(FOR_EVER);
         let (host, port) = match url.place {
             Place::File(path) => {
-                let store = Arc::new(FileStore::open(&path, Some(world_size))?);
-                return Ok(Self { file: Some(path), ..Self::in_store(store, rank, Some(world_size))? });
+                let store = Arc::new(FileStore::open(&path, world_size)?);
+                return Ok(Self { file: Some(path), ..Self::in_store(store, rank, world_size)? });
             }
             Place::Tcp(host, port) => (host, port),
             Place::Env => launcher::meeting_place(look)?,
         };
-        checked(rank, Some(world_size))?;
         let hosts = rank == 0 && !launcher::hosts_store(look, &host, port);
         let server = if hosts { Some(host_store(&host, port)?) } else { None };
         let port = server.as_ref().map_or(port, |server| server.address().port());
         let client = TcpStore::connect(&host, port, patience)?;
-        if !hosts {
+        if !hosts && world_size.is_some() {
             client.announce()?;
         }
-        let met = Self::in_store(Arc::new(client), rank, Some(world_size))?;
+        let met = Self::in_store(Arc::new(client), rank, world_size)?;
         Ok(Self { host: Some(host), _server: server, ..met })
     }
+}
+
+/// How many workers there are.
+#[derive(Debug, Clone, Copy)]
+enum Size {
+    /// So many, or as many as URL or launcher say.
+    Given(Option<u32>),
+    /// Nobody knows.
+    Open,
 }
 
 /// How long workers wait for each other when calls may take `timeout`; `None` is for ever.
@@ -192,7 +215,11 @@ fn host_store(host: &str, port: u16) -> Result<StoreServer> {
     let mut result = Err(Error::usage(format!("{host:?} has no address")));
     for address in addresses {
         let is_any = address.ip().is_loopback() || host.parse::<IpAddr>().is_ok();
-        result = StoreServer::listen(if is_any { address } else { SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port) });
+        result = StoreServer::listen(if is_any {
+            address
+        } else {
+            SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port)
+        });
         if result.is_ok() {
             break;
         }
@@ -230,7 +257,8 @@ impl Url {
         let place = match scheme {
             "env" => Place::Env,
             "tcp" => {
-                let place = rest.trim_end_matches('/').rsplit_once(':').ok_or_else(|| wrong("it has no port"))?;
+                let place =
+                    rest.trim_end_matches('/').rsplit_once(':').ok_or_else(|| wrong("it has no port"))?;
                 let host = place.0.trim_start_matches('[').trim_end_matches(']');
                 let port = place.1.parse().map_err(|_| wrong("its port is no number"))?;
                 if host.is_empty() {
@@ -279,7 +307,8 @@ mod tests {
         ] {
             assert_eq!(Url::parse(text).unwrap(), Url { place, rank, world_size }, "{text}");
         }
-        for text in ["", "tcp", "tcp://host", "tcp://host:x", "tcp://:5", "file://", "file:///", "udp://h:1"] {
+        for text in ["", "tcp", "tcp://host", "tcp://host:x", "tcp://:5", "file://", "file:///", "udp://h:1"]
+        {
             assert!(Url::parse(text).is_err(), "{text}");
         }
     }
@@ -313,7 +342,7 @@ mod tests {
             _ => None,
         };
 
-        let met = Rendezvous::find("env://", None, None, SOON, &look).unwrap();
+        let met = Rendezvous::find("env://", None, Size::Given(None), SOON, &look).unwrap();
 
         // As PyTorch's client does, for those who wait until all have come.
         let bare = TcpStore::connect("127.0.0.1", server.address().port(), SOON).unwrap();
@@ -324,7 +353,9 @@ mod tests {
     #[test]
     fn who_is_missing_or_out_of_range_is_said() {
         let nothing = |_: &str| None;
-        let find = |url: &str, rank, size| Rendezvous::find(url, rank, size, SOON, &nothing).unwrap_err().to_string();
+        let find = |url: &str, rank, size| {
+            Rendezvous::find(url, rank, Size::Given(size), SOON, &nothing).unwrap_err().to_string()
+        };
 
         assert!(find("env://", None, Some(2)).contains("RANK"));
         assert!(find("tcp://127.0.0.1:1", Some(0), None).contains("WORLD_SIZE"));

@@ -30,10 +30,7 @@ impl MemoryStore {
     /// An empty store.
     pub fn new() -> Self {
         let table = Table::new(usize::MAX);
-        Self {
-            state: Mutex::new(State { table, sleepers: HashMap::new(), next: 0 }),
-            home: Home::here(),
-        }
+        Self { state: Mutex::new(State { table, sleepers: HashMap::new(), next: 0 }), home: Home::here() }
     }
 
     fn with<R>(&self, run: impl FnOnce(&mut Table) -> R) -> Result<R, StoreError> {

@@ -76,7 +76,8 @@ impl StoreServer {
             stop: AtomicBool::new(false),
         });
         epoll::add(&shared.epoll, &shared.wake, EventData::new_u64(WAKE), EventFlags::IN).map_err(what)?;
-        epoll::add(&shared.epoll, &listener.fd, EventData::new_u64(LISTENER), EventFlags::IN).map_err(what)?;
+        epoll::add(&shared.epoll, &listener.fd, EventData::new_u64(LISTENER), EventFlags::IN)
+            .map_err(what)?;
         let driver = Driver {
             shared: Arc::clone(&shared),
             listener,
@@ -148,8 +149,11 @@ impl Driver {
         let mut ready = Vec::with_capacity(256);
         while !self.shared.stop.load(Ordering::Acquire) {
             let timeout = self.next_look().map(|at| timespec(at.saturating_duration_since(now())));
-            match epoll::wait(&self.shared.epoll, rustix::buffer::spare_capacity(&mut ready), timeout.as_ref())
-            {
+            match epoll::wait(
+                &self.shared.epoll,
+                rustix::buffer::spare_capacity(&mut ready),
+                timeout.as_ref(),
+            ) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => {
                     tracing::error!(%error, "epoll failed; the store in this process is lost");
@@ -223,8 +227,7 @@ impl Driver {
             return;
         }
         let decoder = RequestDecoder::new(StoreLimits::default());
-        let client =
-            Client { fd, from, decoder, inbox: Vec::new(), outbox: Vec::new(), sent: 0, interest };
+        let client = Client { fd, from, decoder, inbox: Vec::new(), outbox: Vec::new(), sent: 0, interest };
         self.clients.insert(number, client);
         self.strangers.insert(number, now());
     }

@@ -28,7 +28,10 @@ pub(crate) struct ListenSocket {
 pub(crate) fn listen_tcp(at: SocketAddr) -> Result<ListenSocket> {
     let what = |error| {
         let (ip, port) = (at.ip(), at.port());
-        Error::io(&if port == 0 { format!("cannot listen on {ip}") } else { format!("cannot listen on {at}") }, error)
+        Error::io(
+            &if port == 0 { format!("cannot listen on {ip}") } else { format!("cannot listen on {at}") },
+            error,
+        )
     };
     let family = if at.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let fd = new_socket(family).map_err(what)?;
