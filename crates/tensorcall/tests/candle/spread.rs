@@ -49,6 +49,10 @@ pub(crate) fn worker(number: u64, workers: u64) -> AgentBuilder {
         .function("run", run_here)
         .function("drive", drive)
         .function("gradients", gradients)
+        .function("pass_through", pass_through)
+        .function("multiply", multiply)
+        .function("multiply_later", multiply_later)
+        .function("fail_backward", fail_backward)
         .function("contexts", |agent: Agent| agent.autograd_contexts())
 }
 
@@ -98,4 +102,33 @@ fn gradients(State(spread): State<Spread>, agent: Agent, context: u64) -> Result
         None => Ok(variable.zeros_like()?),
     };
     spread.own.iter().map(gradient).collect()
+}
+
+/// The gradient of a variable that went through `function` of another worker.
+#[expect(clippy::needless_pass_by_value, reason = "as functions of workers take their arguments")]
+fn pass_through(State(spread): State<Spread>, agent: Agent, to: String, function: String) -> Result<Tensor> {
+    let context = Context::begin(&agent)?;
+    let variable = &spread.own[0];
+    let output: Tensor = {
+        let _inside = context.enter();
+        agent.call_blocking(&to, &function, (variable,))?
+    };
+    // It may depend on nothing but itself.
+    let loss = (output.to_dtype(candle_core::DType::F64)?.sum_all()? + (variable.sum_all()? * 0.0)?)?;
+    context.backward(&[loss])?;
+    let gradient = context.gradients().remove(variable);
+    gradient.map_or_else(|| Ok(variable.zeros_like()?), Ok)
+}
+
+fn multiply(State(spread): State<Spread>, input: Tensor) -> candle_core::Result<Tensor> {
+    input * spread.own[0].as_tensor()
+}
+
+async fn multiply_later(agent: Agent, to: String, input: Tensor) -> Result<Tensor> {
+    agent.call(&to, "multiply", (input,)).await
+}
+
+/// Candle cannot go back through this.
+fn fail_backward(input: Tensor) -> candle_core::Result<Tensor> {
+    input.reshape((1, 1, 3, 3))?.upsample_bilinear2d(6, 6, false)
 }
