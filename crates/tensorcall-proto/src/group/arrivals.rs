@@ -84,7 +84,7 @@ pub enum Arrival<M, T> {
     },
     /// An envelope to that rank came damaged: all links with it are over.
     Reset,
-    /// Nothing comes after this.
+    /// Nothing comes after this, and nothing is on its way.
     Bye,
 }
 
@@ -101,6 +101,8 @@ pub struct Arrivals<P: Places> {
     pieces: HashMap<u64, u32>,
     next_piece: u64,
     open_bytes: u64,
+    /// Nothing comes after the pieces that are on their way.
+    bye: bool,
     arrivals: VecDeque<Arrival<P::Memory, P::Target>>,
 }
 
@@ -153,6 +155,7 @@ impl<P: Places> Arrivals<P> {
             pieces: HashMap::new(),
             next_piece: 0,
             open_bytes: 0,
+            bye: false,
             arrivals: VecDeque::new(),
         }
     }
@@ -178,11 +181,6 @@ impl<P: Places> Arrivals<P> {
         });
     }
 
-    /// Whether pieces are on their way.
-    pub fn has_pieces(&self) -> bool {
-        !self.pieces.is_empty()
-    }
-
     /// Takes an envelope. Those before a damaged record have been taken when there is an error.
     ///
     /// # Errors
@@ -202,6 +200,14 @@ impl<P: Places> Arrivals<P> {
             assembly.pieces -= 1;
             let link = assembly.link;
             self.deliver(link);
+        }
+        self.end_if_bye();
+    }
+
+    fn end_if_bye(&mut self) {
+        if self.bye && self.pieces.is_empty() {
+            self.bye = false;
+            self.arrivals.push_back(Arrival::Bye);
         }
     }
 
@@ -229,7 +235,10 @@ impl<P: Places> Arrivals<P> {
             Record::Piece { stream, number, len } => return self.announce(stream, number, len),
             Record::Close { link, at_once, text } => self.end(link.mirrored(), at_once, text),
             Record::Reset => self.arrivals.push_back(Arrival::Reset),
-            Record::Bye => self.arrivals.push_back(Arrival::Bye),
+            Record::Bye => {
+                self.bye = true;
+                self.end_if_bye();
+            }
         }
         Ok(())
     }

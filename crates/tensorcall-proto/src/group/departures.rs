@@ -67,8 +67,16 @@ pub struct Departures<S> {
     ready: VecDeque<PieceOut<S>>,
     next_stream: u32,
     next_piece: u64,
-    /// To be said when all else is out.
-    bye: bool,
+    bye: Bye,
+}
+
+/// Whether it is said that nothing more comes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Bye {
+    No,
+    /// When all else is out.
+    Soon,
+    Said,
 }
 
 /// What is said before any message.
@@ -125,7 +133,7 @@ impl<S: Segment> Departures<S> {
             ready: VecDeque::new(),
             next_stream: 1,
             next_piece: 0,
-            bye: false,
+            bye: Bye::No,
         }
     }
 
@@ -148,12 +156,18 @@ impl<S: Segment> Departures<S> {
 
     /// Ends a link at once. Returns what was queued on it, to be dropped.
     pub fn abandon(&mut self, link: WireLink, text: &str) -> Vec<Departing<S>> {
+        let dropped = self.drop_queued(link);
         self.signals.push_back(Signal::Close(link, text.to_owned()));
-        self.forget(link)
+        dropped
     }
 
     /// Says nothing more on a link. Returns what was queued on it, to be dropped.
     pub fn forget(&mut self, link: WireLink) -> Vec<Departing<S>> {
+        self.signals.retain(|signal| !matches!(signal, Signal::Handshake(of, _) if *of == link));
+        self.drop_queued(link)
+    }
+
+    fn drop_queued(&mut self, link: WireLink) -> Vec<Departing<S>> {
         let mut dropped = Vec::new();
         for queue in &mut self.queues {
             let (gone, kept) = std::mem::take(queue).into_iter().partition(|item| item.0.link() == link);
@@ -181,19 +195,16 @@ impl<S: Segment> Departures<S> {
         self.signals.extend(pieces);
     }
 
-    /// Says that nothing more comes, when nothing more does.
+    /// Says that nothing more comes, when nothing more does; once.
     pub fn bye(&mut self) {
-        self.bye = true;
+        if self.bye == Bye::No {
+            self.bye = Bye::Soon;
+        }
     }
 
     /// Whether everything is out, or about to be.
     pub fn is_empty(&self) -> bool {
-        self.is_silent() && !self.bye && self.open.is_empty()
-    }
-
-    /// Whether pieces are on their way.
-    pub fn has_pieces(&self) -> bool {
-        !self.pieces.is_empty()
+        self.is_silent() && self.bye != Bye::Soon && self.open.is_empty()
     }
 
     fn is_silent(&self) -> bool {
@@ -210,8 +221,8 @@ impl<S: Segment> Departures<S> {
                 while self.write_front(queue, &mut writer, &mut finishes) {}
             }
         }
-        if self.bye && self.is_silent() && writer.room() > 0 {
-            self.bye = false;
+        if self.bye == Bye::Soon && self.is_silent() && writer.room() > 0 {
+            self.bye = Bye::Said;
             writer.push(&Record::Bye);
         }
         (!writer.is_empty()).then(|| Envelope { bytes: writer.finish(), finishes })

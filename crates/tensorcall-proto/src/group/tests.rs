@@ -196,7 +196,7 @@ fn a_message_with_parts_of_all_sizes_arrives_whole_and_is_reported_sent_once() {
 
     assert!(world.received == [sent]);
     assert_eq!(world.sent, [1]);
-    assert!(world.out.is_empty() && !world.arrivals.has_pieces());
+    assert!(world.out.is_empty() && world.expected.is_empty());
 }
 
 #[test]
