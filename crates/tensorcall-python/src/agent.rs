@@ -7,10 +7,10 @@ use std::time::Duration;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
-use tensorcall::body::Body;
-use tensorcall::proto::ids::{Rank, WorkerName};
-use tensorcall::proto::wire::message::{Encoding, FunctionRef};
-use tensorcall::{
+use tensorcall::engine::body::Body;
+use tensorcall::engine::proto::ids::{Rank, WorkerName};
+use tensorcall::engine::proto::wire::message::{Encoding, FunctionRef};
+use tensorcall::engine::{
     AgentConfig, CallError, ErrorKind, Faults, Handler, Listening, PeerInfo, Request, RpcFuture,
 };
 
@@ -38,7 +38,7 @@ const THREADS_END_FORCED: Duration = Duration::from_millis(100);
 /// Sends, receives and runs calls for one worker.
 #[pyclass(frozen, module = "tensorcall._tensorcall")]
 pub(crate) struct Agent {
-    agent: tensorcall::Agent,
+    agent: tensorcall::engine::Agent,
     handler: Arc<PyHandler>,
 }
 
@@ -70,9 +70,10 @@ impl Agent {
             .ok_or_else(|| PyValueError::new_err("num_worker_threads must be positive"))?;
         let config = config.with_environment().map_err(|error| to_python(&error))?;
         let handler = Arc::new(PyHandler(handler));
-        let agent =
-            outside(py, || tensorcall::Agent::start(config, Arc::clone(&handler) as Arc<dyn Handler>))
-                .map_err(|error| to_python(&error))?;
+        let agent = outside(py, || {
+            tensorcall::engine::Agent::start(config, Arc::clone(&handler) as Arc<dyn Handler>)
+        })
+        .map_err(|error| to_python(&error))?;
         spawner::lend(&agent);
         gil::on_large_burial(|| spawner::spawn(|| gil::inside(gil::drain)));
         Ok(Self { agent, handler })
@@ -98,7 +99,8 @@ impl Agent {
     fn open(&self, py: Python<'_>, roster: Vec<(String, u32, String)>, dynamic: bool) -> PyResult<()> {
         let infos = roster.into_iter().map(|(name, rank, contact)| peer_info(&name, rank, &contact));
         let infos = infos.collect::<PyResult<_>>()?;
-        let open = if dynamic { tensorcall::Agent::open_dynamic } else { tensorcall::Agent::open };
+        let open =
+            if dynamic { tensorcall::engine::Agent::open_dynamic } else { tensorcall::engine::Agent::open };
         outside(py, || open(&self.agent, infos)).map_err(|error| to_python(&error))
     }
 
@@ -233,7 +235,7 @@ impl Agent {
     /// and where the value is from.
     fn leaks(&self, py: Python<'_>) -> Vec<LeakTuple> {
         let leaks = outside(py, || self.agent.rref_leaks()).into_iter();
-        let tuple = |leak: tensorcall::Leak| {
+        let tuple = |leak: tensorcall::engine::Leak| {
             (
                 rref::rref_id(leak.rref),
                 rref::fork_id(leak.fork),
@@ -252,7 +254,7 @@ impl Agent {
     /// Waits until nothing is under way in the whole group; every worker has to call this. `leaving`
     /// says that this one closes next. Raises after `timeout` seconds; 0 means no limit.
     fn join(&self, py: Python<'_>, timeout: f64, leaving: bool) -> PyResult<()> {
-        let failure = tensorcall::sync::Mutex::new(None);
+        let failure = tensorcall::engine::sync::Mutex::new(None);
         let quiet = wait_in_slices(py, time::limit(timeout).map(|limit| time::now() + limit), |until| {
             let result = self.agent.quiesce(leaving, until);
             let over = result.as_ref().err().is_none_or(|error| error.kind() != ErrorKind::Timeout);
@@ -324,7 +326,7 @@ impl Agent {
                 Err(CallError::Full(full)) => request = *full,
             }
             // Held back: too much is under way to that worker.
-            let failure = tensorcall::sync::Mutex::new(None);
+            let failure = tensorcall::engine::sync::Mutex::new(None);
             let bytes = request.body.len();
             let room =
                 wait_in_slices(py, until, |slice| match self.agent.wait_for_room(rank, bytes, slice) {

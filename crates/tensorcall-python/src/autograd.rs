@@ -6,12 +6,12 @@
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
-use tensorcall::ErrorKind;
-use tensorcall::autograd::{Arrived, Found, LocalEngine, PassError, Roots};
-use tensorcall::body::{Body, Received};
-use tensorcall::proto::autograd::{Pass, Plan, PlannedRecv};
-use tensorcall::proto::ids::Rank;
-use tensorcall::proto::wire::message::{AutogradRef, Encoding};
+use tensorcall::engine::ErrorKind;
+use tensorcall::engine::autograd::{Arrived, Found, LocalEngine, PassError, Roots};
+use tensorcall::engine::body::{Body, Received};
+use tensorcall::engine::proto::autograd::{Pass, Plan, PlannedRecv};
+use tensorcall::engine::proto::ids::Rank;
+use tensorcall::engine::proto::wire::message::{AutogradRef, Encoding};
 
 use crate::gil::inside;
 use crate::handler::{Answer, PyHandler, pickled_body};
@@ -139,8 +139,9 @@ fn pass_id(pass: &Pass) -> (u16, u64) {
 }
 
 fn to_rank(rank: u16) -> PyResult<Rank> {
-    let wrong =
-        |error: tensorcall::proto::InvalidRank| pyo3::exceptions::PyValueError::new_err(error.to_string());
+    let wrong = |error: tensorcall::engine::proto::InvalidRank| {
+        pyo3::exceptions::PyValueError::new_err(error.to_string())
+    };
     Rank::try_from(rank).map_err(wrong)
 }
 

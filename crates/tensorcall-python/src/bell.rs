@@ -10,8 +10,8 @@ use std::sync::Arc;
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use rustix::event::{EventfdFlags, eventfd};
-use tensorcall::fork::{Fd, Home};
-use tensorcall::sync::Mutex;
+use tensorcall::engine::fork::{Fd, Home};
+use tensorcall::engine::sync::Mutex;
 
 /// Rings an event loop.
 #[pyclass(frozen, module = "tensorcall._tensorcall")]

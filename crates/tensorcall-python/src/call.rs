@@ -8,9 +8,9 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
-use tensorcall::proto::ids::{Rank, WorkerName};
-use tensorcall::proto::wire::message::Encoding;
-use tensorcall::{Error, ErrorKind, Promise, Response, RpcFuture};
+use tensorcall::engine::proto::ids::{Rank, WorkerName};
+use tensorcall::engine::proto::wire::message::Encoding;
+use tensorcall::engine::{Error, ErrorKind, Promise, Response, RpcFuture};
 
 use crate::autograd::{Place, to_place};
 use crate::bell::Bell;
@@ -49,7 +49,7 @@ enum Origin {
 /// Where an RPC goes, and whose it is.
 #[derive(Clone)]
 pub(crate) struct Route {
-    pub(crate) agent: tensorcall::Agent,
+    pub(crate) agent: tensorcall::engine::Agent,
     pub(crate) handler: Arc<PyHandler>,
     pub(crate) to: Rank,
     pub(crate) name: WorkerName,
@@ -93,7 +93,7 @@ impl Route {
     }
 
     /// Has a failure that nobody looked at logged, unless it was to be expected.
-    fn report(&self, failure: tensorcall::Result<Response>) {
+    fn report(&self, failure: tensorcall::engine::Result<Response>) {
         let expected = |error: &Error| matches!(error.kind(), ErrorKind::Cancelled | ErrorKind::ShuttingDown);
         if failure.as_ref().is_err_and(expected) || self.agent.is_closed() {
             return;
@@ -108,7 +108,7 @@ impl Route {
         });
     }
 
-    fn log(&self, py: Python<'_>, failure: tensorcall::Result<Response>) -> PyResult<()> {
+    fn log(&self, py: Python<'_>, failure: tensorcall::engine::Result<Response>) -> PyResult<()> {
         let (function, worker) = (self.function.as_ref(), self.name.as_str());
         match failure {
             Ok(Response { body, .. }) => {
@@ -127,7 +127,7 @@ impl Route {
 impl Call {
     #[new]
     fn new() -> Self {
-        let (promise, future) = tensorcall::promise();
+        let (promise, future) = tensorcall::engine::promise();
         Self { future, origin: Origin::Local(promise), disregarded: AtomicBool::new(false) }
     }
 
@@ -146,7 +146,9 @@ impl Call {
             return Ok(true);
         }
         let limit = timeout.map(time::after);
-        wait_in_slices(py, limit, |until| tensorcall::lend(self.target(), || self.future.wait_until(until)))
+        wait_in_slices(py, limit, |until| {
+            tensorcall::engine::lend(self.target(), || self.future.wait_until(until))
+        })
     }
 
     /// Whether the outcome is there.
@@ -228,7 +230,7 @@ pub(crate) fn wait_in_slices(
     limit: Option<Instant>,
     wait: impl Fn(Option<Instant>) -> bool + Send + Sync,
 ) -> PyResult<bool> {
-    if tensorcall::is_pool_thread() {
+    if tensorcall::engine::is_pool_thread() {
         // Signals are not handled here, and a place is lent once, not in slices.
         return Ok(outside(py, || wait(limit)));
     }

@@ -2,7 +2,7 @@
 
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use tensorcall::{Error, ErrorKind};
+use tensorcall::engine::{Error, ErrorKind};
 
 use crate::gil;
 

@@ -5,9 +5,9 @@ use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 use std::time::Duration;
 
-use tensorcall::sync::Mutex;
-use tensorcall::transport::Outbound;
-use tensorcall::{Fault, Faults};
+use tensorcall::engine::sync::Mutex;
+use tensorcall::engine::transport::Outbound;
+use tensorcall::engine::{Fault, Faults};
 use tensorcall_proto::autograd::Step;
 use tensorcall_proto::rref::RRefMessage;
 use tensorcall_proto::wire::message::{FunctionRef, Message};

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use crossbeam_queue::SegQueue;
 use pyo3::prelude::*;
-use tensorcall::fork::PerProcess;
+use tensorcall::engine::fork::PerProcess;
 
 use crate::user_code::surviving_exit;
 use crate::visitors::VISITORS;

@@ -9,11 +9,11 @@ use pyo3::exceptions::PyValueError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
-use tensorcall::autograd::LocalEngine;
-use tensorcall::body::{Body, Received};
-use tensorcall::proto::wire::message::{Encoding, FailureKind};
-use tensorcall::proto::wire::tensor::{Device, DeviceKind};
-use tensorcall::{Handler, InboundCall, Responder, ThreadHook};
+use tensorcall::engine::autograd::LocalEngine;
+use tensorcall::engine::body::{Body, Received};
+use tensorcall::engine::proto::wire::message::{Encoding, FailureKind};
+use tensorcall::engine::proto::wire::tensor::{Device, DeviceKind};
+use tensorcall::engine::{Handler, InboundCall, Responder, ThreadHook};
 
 use crate::autograd::{Place, to_place, to_ref};
 use crate::gil::{self, inside, outside};
@@ -204,7 +204,11 @@ impl PyHandler {
         self.pack_exception(py, error.bind(py)).map(Outcome::Now)
     }
 
-    fn rref_list<'py>(&self, py: Python<'py>, rrefs: Vec<tensorcall::RRef>) -> PyResult<Bound<'py, PyList>> {
+    fn rref_list<'py>(
+        &self,
+        py: Python<'py>,
+        rrefs: Vec<tensorcall::engine::RRef>,
+    ) -> PyResult<Bound<'py, PyList>> {
         if rrefs.is_empty() {
             return Ok(PyList::empty(py));
         }

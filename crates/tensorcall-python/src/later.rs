@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pyo3::prelude::*;
-use tensorcall::Responder;
-use tensorcall::fork::Home;
-use tensorcall::sync::Mutex;
+use tensorcall::engine::Responder;
+use tensorcall::engine::fork::Home;
+use tensorcall::engine::sync::Mutex;
 
 use crate::bell::{Bell, Shared};
 use crate::gil::outside;

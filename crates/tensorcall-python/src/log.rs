@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crossbeam_queue::ArrayQueue;
 use pyo3::intern;
 use pyo3::prelude::*;
-use tensorcall::fork::PerProcess;
+use tensorcall::engine::fork::PerProcess;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};

@@ -7,9 +7,9 @@ use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
-use tensorcall::proto::ids::{ForkId, RRefId};
-use tensorcall::proto::wire::message::Encoding;
-use tensorcall::{Kept, Packed, RRefState};
+use tensorcall::engine::proto::ids::{ForkId, RRefId};
+use tensorcall::engine::proto::wire::message::Encoding;
+use tensorcall::engine::{Kept, Packed, RRefState};
 
 use crate::autograd::{Place, to_ref};
 use crate::call::{Call, Route, wait_in_slices};
@@ -22,7 +22,7 @@ use crate::{time, value};
 /// A reference to a value on some worker. The owner is told when the last handle on it is gone.
 #[pyclass(frozen, module = "tensorcall._tensorcall")]
 pub(crate) struct RRef {
-    rref: tensorcall::RRef,
+    rref: tensorcall::engine::RRef,
     handler: Arc<PyHandler>,
 }
 
@@ -34,7 +34,7 @@ impl KeptObject {
         Arc::new(Self(Some(object)))
     }
 
-    /// What [`Handler::fetch`](tensorcall::Handler::fetch) or a reference of this agent has.
+    /// What [`Handler::fetch`](tensorcall::engine::Handler::fetch) or a reference of this agent has.
     pub(crate) fn of<'py>(py: Python<'py>, kept: &(dyn Any + Send + Sync)) -> PyResult<Bound<'py, PyAny>> {
         let object = kept.downcast_ref::<Self>().and_then(|kept| kept.0.as_ref());
         let object =
@@ -48,7 +48,7 @@ impl Drop for KeptObject {
         let Some(object) = self.0.take() else { return };
         if gil::is_inside() {
             drop(object);
-        } else if tensorcall::is_pool_thread() {
+        } else if tensorcall::engine::is_pool_thread() {
             inside(|_| drop(object));
         } else {
             // Nobody knows how much hangs on it: as if it were large.
@@ -58,12 +58,12 @@ impl Drop for KeptObject {
 }
 
 impl RRef {
-    pub(crate) fn new(rref: tensorcall::RRef, handler: Arc<PyHandler>) -> Self {
+    pub(crate) fn new(rref: tensorcall::engine::RRef, handler: Arc<PyHandler>) -> Self {
         Self { rref, handler }
     }
 
     /// The references of a list that Python made.
-    pub(crate) fn all_of(list: &Bound<'_, PyList>) -> PyResult<Vec<tensorcall::RRef>> {
+    pub(crate) fn all_of(list: &Bound<'_, PyList>) -> PyResult<Vec<tensorcall::engine::RRef>> {
         let inner = |item: Bound<'_, PyAny>| match item.cast::<Self>() {
             Ok(rref) => Ok(rref.get().rref.clone()),
             Err(_) => Err(PyTypeError::new_err("the table of references holds something else")),
@@ -74,7 +74,7 @@ impl RRef {
     /// A list of references for Python.
     pub(crate) fn list<'py>(
         py: Python<'py>,
-        rrefs: Vec<tensorcall::RRef>,
+        rrefs: Vec<tensorcall::engine::RRef>,
         handler: &Arc<PyHandler>,
     ) -> PyResult<Bound<'py, PyList>> {
         let wrapped = rrefs.into_iter().map(|rref| Bound::new(py, Self::new(rref, Arc::clone(handler))));
@@ -121,7 +121,7 @@ impl RRef {
 
     /// That worker's name; `None` if no such worker was known when the reference came.
     fn owner_name(&self) -> Option<&str> {
-        self.rref.owner_name().map(tensorcall::proto::ids::WorkerName::as_str)
+        self.rref.owner_name().map(tensorcall::engine::proto::ids::WorkerName::as_str)
     }
 
     /// Whether the owner knows of this reference.
@@ -163,7 +163,7 @@ impl RRef {
         }
         let limit = timeout.map(time::after);
         let future = outside(py, || self.rref.when_local()).map_err(|error| to_python(&error))?;
-        wait_in_slices(py, limit, |until| tensorcall::lend(None, || future.wait_until(until)))?;
+        wait_in_slices(py, limit, |until| tensorcall::engine::lend(None, || future.wait_until(until)))?;
         match there(py)? {
             Some(kept) => self.open(py, &kept),
             None => Err(PyRuntimeError::new_err(format!(

@@ -3,9 +3,9 @@
 //! The agent that was made last lends its pool; without one a thread is made. A forked child has no agent
 //! until it makes one (FORK-1).
 
-use tensorcall::Agent;
-use tensorcall::fork::PerProcess;
-use tensorcall::sync::Mutex;
+use tensorcall::engine::Agent;
+use tensorcall::engine::fork::PerProcess;
+use tensorcall::engine::sync::Mutex;
 
 static AGENT: PerProcess<Mutex<Option<Agent>>> = PerProcess::new();
 

@@ -5,7 +5,7 @@ use std::time::Instant;
 use pyo3::exceptions::{PyMemoryError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
-use tensorcall::body::{Body, Received};
+use tensorcall::engine::body::{Body, Received};
 use tensorcall_proto::wire::TensorDesc;
 
 use crate::tensor::{Path, TensorWriter, TorchApi, read_tensors_by};

@@ -6,7 +6,7 @@ use std::thread::{self, ThreadId};
 use std::time::Instant;
 
 use pyo3::prelude::*;
-use tensorcall::sync::{Condvar, Mutex};
+use tensorcall::engine::sync::{Condvar, Mutex};
 
 use crate::thread_state::{self, ThreadIdent};
 

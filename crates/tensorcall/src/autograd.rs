@@ -37,7 +37,7 @@ pub struct Found {
     pub gradients: Option<(Encoding, Body)>,
 }
 
-/// One worker's autograd, for [`Handler::local_engine`](crate::Handler::local_engine).
+/// One worker's autograd, for [`Handler::local_engine`](crate::engine::Handler::local_engine).
 ///
 /// Its methods are called on pool threads that count as no place of the pool, one at a time for each pass
 /// and in order: `plan`, any number of `vjp`, `end`. Passes may overlap.

@@ -13,10 +13,10 @@ use common::{
     Functions, Kind, SOON, answer, answer_all, ask, call, deadline, eventually, finish, group,
     leave_together, now, rank, request, thread, threads,
 };
-use tensorcall::body::Body;
-use tensorcall::proto::ids::WorkerName;
-use tensorcall::proto::wire::message::Encoding;
-use tensorcall::{Agent, AgentConfig, CallError, ErrorKind, Responder, lend, promise};
+use tensorcall::engine::body::Body;
+use tensorcall::engine::proto::ids::WorkerName;
+use tensorcall::engine::proto::wire::message::Encoding;
+use tensorcall::engine::{Agent, AgentConfig, CallError, ErrorKind, Responder, lend, promise};
 
 /// The agents of a test, for functions that make calls.
 type Book = Arc<OnceLock<Vec<Agent>>>;
@@ -327,7 +327,7 @@ fn many_mutually_nested_calls_that_share_locks_all_finish() {
     for kind in Kind::ALL {
         let agents: Book = Arc::default();
         let locking = || {
-            let (agents, lock) = (Arc::clone(&agents), tensorcall::sync::Mutex::new(()));
+            let (agents, lock) = (Arc::clone(&agents), tensorcall::engine::sync::Mutex::new(()));
             Functions::default()
                 .plain("nest", move |payload| {
                     let (me, depth) = (payload[0], payload[1]);

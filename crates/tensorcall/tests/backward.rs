@@ -14,14 +14,16 @@ use std::time::Duration;
 
 use common::gate::Gate;
 use common::*;
-use tensorcall::autograd::{Arrived, Found, LocalEngine, PassError, Roots};
-use tensorcall::body::Body;
-use tensorcall::proto::autograd::{Pass, Plan, PlannedRecv};
-use tensorcall::proto::ids::PassId;
-use tensorcall::proto::wire::message::{Encoding, FailureKind};
-use tensorcall::sync::Mutex;
-use tensorcall::transport::memory::Hub;
-use tensorcall::{Agent, ErrorKind, Handler, InboundCall, Responder, Response, RpcFuture, ThreadHook};
+use tensorcall::engine::autograd::{Arrived, Found, LocalEngine, PassError, Roots};
+use tensorcall::engine::body::Body;
+use tensorcall::engine::proto::autograd::{Pass, Plan, PlannedRecv};
+use tensorcall::engine::proto::ids::PassId;
+use tensorcall::engine::proto::wire::message::{Encoding, FailureKind};
+use tensorcall::engine::sync::Mutex;
+use tensorcall::engine::transport::memory::Hub;
+use tensorcall::engine::{
+    Agent, ErrorKind, Handler, InboundCall, Responder, Response, RpcFuture, ThreadHook,
+};
 
 /// What a worker's engine does instead of its work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -119,7 +121,7 @@ impl LocalEngine for Ring {
         _: bool,
     ) -> Result<Vec<Found>, PassError> {
         assert!(self.busy.lock().insert(pass.id), "two things at once in one pass");
-        assert!(tensorcall::is_pool_thread());
+        assert!(tensorcall::engine::is_pool_thread());
         if let Some(gate) = &self.gate {
             gate.pass();
         }
@@ -198,7 +200,7 @@ fn backward(agent: &Agent, patience: Option<Duration>) -> RpcFuture {
     agent.backward(5, roots, false, patience).unwrap()
 }
 
-fn outcome(future: &RpcFuture) -> tensorcall::Result<Response> {
+fn outcome(future: &RpcFuture) -> tensorcall::engine::Result<Response> {
     assert!(future.wait_until(Some(deadline(SOON))), "the pass does not end");
     future.take().unwrap()
 }

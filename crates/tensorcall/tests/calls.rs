@@ -7,7 +7,7 @@ use common::{
     Functions, answer, ask, call, leave_together, memory_group, rank, request, socket_group, threads,
 };
 use std::time::Duration;
-use tensorcall::{Agent, ErrorKind};
+use tensorcall::engine::{Agent, ErrorKind};
 
 type Group = fn(u32, fn() -> Functions) -> Vec<Agent>;
 
@@ -102,8 +102,8 @@ fn shutdown_waits_for_calls_that_are_under_way() {
             std::thread::spawn(move || {
                 std::thread::park_timeout(Duration::from_millis(100));
                 responder.returned(
-                    tensorcall::proto::wire::message::Encoding::Bytes,
-                    tensorcall::body::Body::of(vec![1]),
+                    tensorcall::engine::proto::wire::message::Encoding::Bytes,
+                    tensorcall::engine::body::Body::of(vec![1]),
                 );
             });
         })

@@ -11,8 +11,8 @@ use std::time::Duration;
 use common::log::Log;
 use common::{Functions, ask, deadline, leave_together, now, socket_group};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tensorcall::promise;
-use tensorcall::transport::Address;
+use tensorcall::engine::promise;
+use tensorcall::engine::transport::Address;
 
 mod serial {
     use super::*;

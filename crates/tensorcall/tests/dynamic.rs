@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use common::gate::Gate;
 use common::{Functions, Kind, SOON, answer, ask, call, deadline, eventually, info, rank, strangers};
-use tensorcall::{Agent, ErrorKind};
+use tensorcall::engine::{Agent, ErrorKind};
 
 fn echo() -> Functions {
     Functions::default().plain("echo", <[u8]>::to_vec)

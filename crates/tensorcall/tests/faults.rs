@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::{Functions, answer, ask, call, leave_together, memory_group, rank, request};
-use tensorcall::proto::wire::message::Message;
-use tensorcall::transport::Outbound;
-use tensorcall::{ErrorKind, Fault, Faults};
+use tensorcall::engine::proto::wire::message::Message;
+use tensorcall::engine::transport::Outbound;
+use tensorcall::engine::{ErrorKind, Fault, Faults};
 
 /// What happens to calls of functions by their names.
 #[derive(Debug)]
@@ -42,7 +42,7 @@ fn functions() -> Functions {
     )
 }
 
-fn pair() -> Vec<tensorcall::Agent> {
+fn pair() -> Vec<tensorcall::engine::Agent> {
     memory_group(2, |config| config.faults = Some(Arc::new(ByName)), functions)
 }
 

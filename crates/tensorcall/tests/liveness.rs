@@ -14,9 +14,9 @@ use common::{
     Functions, Kind, SOON, answer, answer_all, ask, call, deadline, finish, group, info, info_over,
     leave_together, now, rank, request, strangers, thread,
 };
-use tensorcall::proto::wire::frame::{FrameHeader, FrameKind};
-use tensorcall::transport::Address;
-use tensorcall::{Agent, AgentConfig, ErrorKind, PeerInfo, promise};
+use tensorcall::engine::proto::wire::frame::{FrameHeader, FrameKind};
+use tensorcall::engine::transport::Address;
+use tensorcall::engine::{Agent, AgentConfig, ErrorKind, PeerInfo, promise};
 
 fn echo() -> Functions {
     Functions::default().plain("echo", <[u8]>::to_vec)
@@ -27,7 +27,7 @@ fn played_peer(kind: Kind, adjust: impl Fn(&mut AgentConfig)) -> (Agent, Wire) {
     let agent = strangers(kind, 1, adjust, echo).remove(0);
     let mine = info(&agent);
     let (listener, address) = Listener::new(kind, &mine);
-    let peer = PeerInfo { identity: identity(1), addresses: vec![address] };
+    let peer = PeerInfo { identity: identity(1), addresses: vec![address], plain: false };
     agent.open(vec![mine, peer]).unwrap();
     let accepting = thread(move || {
         let mut wire = listener.accept();

@@ -12,8 +12,8 @@ use common::{
     Kind, SOON, answer, ask, deadline, eventually, finish, info, info_over, leave_together, rank, request,
     strangers, thread,
 };
-use tensorcall::transport::Address;
-use tensorcall::{Agent, ErrorKind, PeerInfo, RRefCounts, RRefState};
+use tensorcall::engine::transport::Address;
+use tensorcall::engine::{Agent, ErrorKind, PeerInfo, RRefCounts, RRefState};
 
 /// Workers that meet over TCP; `from` reaches `to` through a proxy.
 fn proxied(count: u32, from: usize, to: usize) -> (Vec<Agent>, Vec<Bench>, Proxy) {

@@ -13,7 +13,7 @@ use common::{
     Kind, SOON, answer, answer_all, ask, deadline, eventually, finish, group, leave_together, now, rank,
     request, thread, threads,
 };
-use tensorcall::{Agent, ErrorKind, RRef, RRefCounts, RRefState, Request};
+use tensorcall::engine::{Agent, ErrorKind, RRef, RRefCounts, RRefState, Request};
 
 #[test]
 fn a_value_stays_where_it_was_made_until_its_reference_goes() {
@@ -310,7 +310,7 @@ fn a_creation_that_times_out_marks_its_reference_and_leaves_nothing_behind() {
 #[test]
 fn a_creation_that_is_never_run_fails_those_who_wait_for_it() {
     let (agents, benches) = benches(Kind::Memory, 3);
-    let tell = |error: tensorcall::Error| error.to_string();
+    let tell = |error: tensorcall::engine::Error| error.to_string();
     // The only way to be late for certain: all places taken, then a deadline that passes.
     let holds: Vec<_> =
         (0..16).map(|_| agents[2].call(rank(1), request("hold", b"", Some(SOON))).unwrap()).collect();

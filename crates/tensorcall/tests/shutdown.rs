@@ -12,7 +12,7 @@ use common::{
     Functions, Kind, SOON, answer, answer_all, ask, call, deadline, eventually, finish, group, info,
     leave_together, now, strangers, thread,
 };
-use tensorcall::{Agent, ErrorKind, RpcFuture};
+use tensorcall::engine::{Agent, ErrorKind, RpcFuture};
 
 type Book = Arc<OnceLock<Vec<Agent>>>;
 

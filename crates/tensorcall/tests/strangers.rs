@@ -10,20 +10,20 @@ use std::time::Duration;
 use common::log::Log;
 use common::raw::{JOB, SECRET, Wire, announced, frame, identity, random};
 use common::{Functions, Kind, ask, info, leave_together, now, socket_group, strangers};
-use tensorcall::proto::handshake::Expect;
-use tensorcall::proto::ids::MessageId;
-use tensorcall::proto::wire::frame::FrameHeader;
-use tensorcall::proto::wire::message::{Call, Encoding, FunctionRef, Message};
-use tensorcall::proto::wire::tensor::{BufferDesc, DType, TensorDesc};
-use tensorcall::proto::wire::{Descriptor, Limits};
-use tensorcall::transport::Address;
-use tensorcall::{Agent, PeerInfo};
+use tensorcall::engine::proto::handshake::Expect;
+use tensorcall::engine::proto::ids::MessageId;
+use tensorcall::engine::proto::wire::frame::FrameHeader;
+use tensorcall::engine::proto::wire::message::{Call, Encoding, FunctionRef, Message};
+use tensorcall::engine::proto::wire::tensor::{BufferDesc, DType, TensorDesc};
+use tensorcall::engine::proto::wire::{Descriptor, Limits};
+use tensorcall::engine::transport::Address;
+use tensorcall::engine::{Agent, PeerInfo};
 
 /// Rank 0 is the agent under attack, rank 1 a worker that has nothing to do with it. Rank 2 is a worker
 /// that has gone bad: see [`member`].
 fn agents() -> Vec<Agent> {
     let agents = strangers(Kind::Tcp, 2, |_| {}, || Functions::default().plain("echo", <[u8]>::to_vec));
-    let bad = PeerInfo { identity: identity(2), addresses: Vec::new() };
+    let bad = PeerInfo { identity: identity(2), addresses: Vec::new(), plain: false };
     let infos: Vec<_> = agents.iter().map(info).chain([bad]).collect();
     for agent in &agents {
         agent.open(infos.clone()).unwrap();
@@ -88,6 +88,7 @@ fn call_with(tensors: Vec<TensorDesc>, buffers: Vec<BufferDesc>) -> Descriptor {
         encoding: Encoding::Bytes,
         timeout_us: None,
         nested: false,
+        plain: false,
         autograd: None,
         creates: None,
     };

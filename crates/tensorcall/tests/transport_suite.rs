@@ -15,14 +15,14 @@ use common::{
     Functions, Kind, SOON, answer, ask, call, deadline, finish, group, info, info_over, is_aligned,
     leave_together, mirror, nobody, now, pattern, rank, request, strangers, thread, threads,
 };
-use tensorcall::body::Body;
-use tensorcall::buffer::Region;
-use tensorcall::proto::ids::Incarnation;
-use tensorcall::proto::wire::message::Encoding;
-use tensorcall::proto::wire::tensor::{DType, TensorDesc};
-use tensorcall::sync::Mutex;
-use tensorcall::transport::Address;
-use tensorcall::{Agent, ErrorKind, PeerInfo, Request, Response};
+use tensorcall::engine::body::Body;
+use tensorcall::engine::buffer::Region;
+use tensorcall::engine::proto::ids::Incarnation;
+use tensorcall::engine::proto::wire::message::Encoding;
+use tensorcall::engine::proto::wire::tensor::{DType, TensorDesc};
+use tensorcall::engine::sync::Mutex;
+use tensorcall::engine::transport::Address;
+use tensorcall::engine::{Agent, ErrorKind, PeerInfo, Request, Response};
 
 fn functions() -> Functions {
     Functions::default().with("mirror", mirror).plain("echo", <[u8]>::to_vec)
@@ -198,7 +198,7 @@ fn a_peer_that_vanishes_without_a_word_is_lost_once_with_a_reason(kind: Kind) {
     let agents = strangers(kind, 1, |_| {}, functions);
     let mine = info(&agents[0]);
     let (listener, address) = Listener::new(kind, &mine);
-    let peer = PeerInfo { identity: identity(1), addresses: vec![address] };
+    let peer = PeerInfo { identity: identity(1), addresses: vec![address], plain: false };
     agents[0].open(vec![mine, peer]).unwrap();
     let pending: Vec<_> = (0..3).map(|_| call(&agents[0], 1, "echo", b"").unwrap()).collect();
     let mut wire = listener.accept();

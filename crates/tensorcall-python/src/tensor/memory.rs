@@ -9,7 +9,7 @@ use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use pyo3::{ffi, intern};
-use tensorcall::buffer::{Buffer, Region};
+use tensorcall::engine::buffer::{Buffer, Region};
 
 use crate::gil::PyOwner;
 

@@ -3,7 +3,7 @@
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
 use pyo3::prelude::*;
-use tensorcall::buffer::Buffer;
+use tensorcall::engine::buffer::Buffer;
 use tensorcall_proto::wire::tensor::{Device, DeviceKind, TensorDesc};
 
 use super::torch::TorchApi;

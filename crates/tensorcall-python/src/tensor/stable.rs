@@ -12,7 +12,7 @@ use std::ptr::NonNull;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::{ffi, intern};
-use tensorcall::buffer::Buffer;
+use tensorcall::engine::buffer::Buffer;
 use tensorcall_proto::wire::tensor::{DType, TensorDesc};
 
 use super::torch::{Facts, Plain, Unfit, is_complex, is_conj, is_neg, is_nested, requires_grad};

@@ -13,7 +13,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyString, PyTuple, PyType};
-use tensorcall::buffer::Buffer;
+use tensorcall::engine::buffer::Buffer;
 use tensorcall_proto::wire::tensor::{DType, TensorDesc};
 
 use super::layout::{self, Dims};

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
-use tensorcall::buffer::{Buffer, OutOfMemory, Region};
+use tensorcall::engine::buffer::{Buffer, OutOfMemory, Region};
 use tensorcall_proto::wire::tensor::{Device, TensorDesc};
 
 use super::layout::{self, Block, Dims, Layout, MAX_GAP_BYTES, Travel};

@@ -4,11 +4,11 @@ use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use tensorcall::body::Body;
-use tensorcall::proto::ids::RRefId;
-use tensorcall::proto::wire::message::{Encoding, FailureKind};
-use tensorcall::sync::Mutex;
-use tensorcall::{Agent, Error, ErrorKind, Kept, RRef, RRefCounts, Request, Result, RpcFuture};
+use tensorcall::engine::body::Body;
+use tensorcall::engine::proto::ids::RRefId;
+use tensorcall::engine::proto::wire::message::{Encoding, FailureKind};
+use tensorcall::engine::sync::Mutex;
+use tensorcall::engine::{Agent, Error, ErrorKind, Kept, RRef, RRefCounts, Request, Result, RpcFuture};
 
 use super::gate::Gate;
 use super::{Functions, Kind, SOON, answer, deadline, eventually, group, rank, request};
@@ -110,7 +110,7 @@ pub(crate) fn created(agent: &Agent, to: u32, payload: &[u8]) -> RRef {
 pub(crate) fn value_of(rref: &RRef) -> Result<Vec<u8>> {
     if rref.is_owner() {
         let there = rref.when_local()?;
-        tensorcall::lend(None, || assert!(there.wait_until(Some(deadline(SOON)))));
+        tensorcall::engine::lend(None, || assert!(there.wait_until(Some(deadline(SOON)))));
         return match rref.local_value()?.unwrap() {
             Kept::Value(value) => Ok(value.downcast_ref::<Vec<u8>>().unwrap().clone()),
             Kept::Packed(packed) => Ok(packed.body.payload.clone()),

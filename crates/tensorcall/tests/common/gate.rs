@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tensorcall::sync::{Condvar, Mutex};
+use tensorcall::engine::sync::{Condvar, Mutex};
 
 use super::{SOON, deadline};
 

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-use tensorcall::buffer::{ALIGNMENT, Buffer, Region};
-use tensorcall::proto::ids::{Identity, Incarnation, Rank, WorkerName};
-use tensorcall::proto::wire::message::{Encoding, FailureKind, FunctionRef};
-use tensorcall::transport::Address;
-use tensorcall::transport::memory::Hub;
-use tensorcall::{
+use tensorcall::engine::buffer::{ALIGNMENT, Buffer, Region};
+use tensorcall::engine::proto::ids::{Identity, Incarnation, Rank, WorkerName};
+use tensorcall::engine::proto::wire::message::{Encoding, FailureKind, FunctionRef};
+use tensorcall::engine::transport::Address;
+use tensorcall::engine::transport::memory::Hub;
+use tensorcall::engine::{
     Agent, AgentConfig, Error, Handler, InboundCall, PeerInfo, Request, Responder, Result, RpcFuture,
     ThreadHook,
     body::{Body, Received},
@@ -209,7 +209,7 @@ pub(crate) fn call(agent: &Agent, to: u32, function: &str, payload: &[u8]) -> Re
 
 /// The payload of the answer.
 pub(crate) fn answer(future: &RpcFuture) -> Result<Vec<u8>, Error> {
-    let done = tensorcall::lend(None, || future.wait_until(Some(deadline(SOON))));
+    let done = tensorcall::engine::lend(None, || future.wait_until(Some(deadline(SOON))));
     assert!(done, "no answer in time");
     future.take().unwrap().map(|response| response.body.payload.as_ref().to_vec())
 }
@@ -296,5 +296,5 @@ pub(crate) fn pattern(len: usize, seed: u8) -> Vec<u8> {
 pub(crate) fn nobody(number: u32, addresses: Vec<Address>) -> PeerInfo {
     let config = config(number);
     let identity = Identity { name: config.name, rank: config.rank, incarnation: Incarnation::new(7) };
-    PeerInfo { identity, addresses }
+    PeerInfo { identity, addresses, plain: false }
 }

@@ -5,7 +5,7 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use tensorcall::transport::Address;
+use tensorcall::engine::transport::Address;
 
 /// Hands on all that it gets to a target and back.
 pub(crate) struct Proxy {

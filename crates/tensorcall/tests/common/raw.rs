@@ -6,12 +6,12 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddress, UnixListener, UnixStream};
 use std::time::Duration;
 
-use tensorcall::PeerInfo;
-use tensorcall::proto::handshake::{Expect, Initiator, Responder, Role};
-use tensorcall::proto::ids::{Identity, Incarnation, WorkerName};
-use tensorcall::proto::wire::frame::{FrameHeader, FrameKind, HEADER_LEN, Priority};
-use tensorcall::proto::wire::{Descriptor, Limits};
-use tensorcall::transport::Address;
+use tensorcall::engine::PeerInfo;
+use tensorcall::engine::proto::handshake::{Expect, Initiator, Responder, Role};
+use tensorcall::engine::proto::ids::{Identity, Incarnation, WorkerName};
+use tensorcall::engine::proto::wire::frame::{FrameHeader, FrameKind, HEADER_LEN, Priority};
+use tensorcall::engine::proto::wire::{Descriptor, Limits};
+use tensorcall::engine::transport::Address;
 
 use super::{Kind, SOON, rank};
 

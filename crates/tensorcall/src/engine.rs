@@ -1,0 +1,55 @@
+//! What the native interface and other embedders, such as the Python package, are built on.
+//!
+//! An [`Agent`] here calls functions by whatever bytes name them, and a [`Handler`] runs those that come
+//! in; types and their conversion are the embedder's. Programs in Rust want what is at the crate's root.
+//! This interface follows the needs of its users in this repository and may change with any version.
+//!
+//! - [`Agent`]: calls, peers, the pool, graceful shutdown
+//! - [`autograd`]: backward passes over the graphs of several workers
+//! - [`transport`]: memory, Unix sockets and TCP behind one trait
+//! - [`RpcFuture`]: outcomes that complete exactly once, awaitable under any runtime
+//! - [`buffer`], [`body`]: memory of messages, never copied without need
+//! - [`fork`], [`sync`]: what makes a forked child harmless
+//! - [`proto`]: the wire format and every protocol, as state machines without I/O
+
+pub use tensorcall_proto as proto;
+
+pub use crate::agent::{
+    Agent, CallError, Fault, Faults, Handler, InboundCall, Leak, Metrics, PeerInfo, RRefCounts, Request,
+    Responder, ThreadHook, is_pool_thread, lend,
+};
+pub use crate::config::AgentConfig;
+pub use crate::error::{Error, ErrorKind, Result};
+pub use crate::future::{Promise, Response, RpcFuture, promise};
+pub use crate::rref::{Kept, Packed, RRef, RRefState};
+pub use crate::transport::host::Listening;
+
+/// Backward passes, and what a tensor library brings for them.
+pub mod autograd {
+    pub use crate::autograd::*;
+}
+
+/// What travels with a message: payload, tensor descriptions and the tensors' memory.
+pub mod body {
+    pub use crate::body::*;
+}
+
+/// Memory of messages: ours, or anybody's with its owner.
+pub mod buffer {
+    pub use crate::buffer::*;
+}
+
+/// What makes a forked child of a process with agents harmless.
+pub mod fork {
+    pub use crate::fork::*;
+}
+
+/// Locks that a forked child can abandon.
+pub mod sync {
+    pub use crate::sync::*;
+}
+
+/// Ways to move messages between workers.
+pub mod transport {
+    pub use crate::transport::*;
+}
