@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -47,7 +48,7 @@ class GlooGroup:
     def __init__(self, store: Store, rank: int, size: int, limit: timedelta, device: Any) -> None:
         self.rank = rank
         self.size = size
-        self._aborted = False
+        self._aborted = threading.Event()
         self._small: Any = None
         self._large: Any = None
         if size > 1:  # alone, nothing is ever sent
@@ -64,13 +65,13 @@ class GlooGroup:
         return source
 
     def _run(self, start: Any, memory: Any, tag: int) -> None:
-        if self._aborted:
+        if self._aborted.is_set():
             raise ConnectionError(ABORTED)
         lane = self._small if tag == CONTROL_TAG else self._large
         try:
             start(lane, torch.frombuffer(memory, dtype=torch.uint8)).wait(_FOREVER)
         except RuntimeError as error:
-            raise ConnectionError(ABORTED if self._aborted else _said(error)) from None
+            raise ConnectionError(ABORTED if self._aborted.is_set() else _said(error)) from None
 
     def all_gather(self, data: bytes, limit: timedelta) -> list[bytes]:
         """What each rank gives, by rank.
@@ -86,19 +87,19 @@ class GlooGroup:
     def _gather_equal(self, data: bytes, limit: timedelta) -> list[bytes]:
         if self._small is None or not data:
             return [data] * self.size
-        mine = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        found = [torch.empty_like(mine) for _ in range(self.size)]
+        found = [bytearray(len(data)) for _ in range(self.size)]
+        mine, *tensors = (torch.frombuffer(each, dtype=torch.uint8) for each in (bytearray(data), *found))
         options = AllgatherOptions()
         options.timeout = limit
         try:
-            self._small.allgather([found], [mine], options).wait(limit)
+            self._small.allgather([tensors], [mine], options).wait(limit)
         except RuntimeError as error:
             raise RuntimeError(_said(error)) from None
-        return [bytes(tensor.tolist()) for tensor in found]
+        return [bytes(each) for each in found]
 
     def abort(self) -> None:
         """Close all connections: whoever is blocked in a method of this group raises soon."""
-        self._aborted = True
+        self._aborted.set()
         for lane in (self._small, self._large):
             for other in range(self.size):
                 # The first one to run out closes them all. One whose peer is gone fails at once.

@@ -15,16 +15,14 @@ import torch.distributed
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed import distributed_c10d
 
-from . import _launcher
+from .. import _launcher
+from .._startup import BACKEND
 from .options import AgentOptions, ProcessGroupRpcBackendOptions
 
 CONTROL_TAG = 1
 """The tag of messages that are small; those of other tags are pieces of large ones."""
 
 ABORTED = "the group was aborted"
-
-BACKEND_VARIABLE = "TENSORCALL_BACKEND"
-"""``process_group`` lets programs that name no such backend run on one; ``tensorcall run`` sets it."""
 
 _BACKENDS = ("", "tensorpipe", "process_group")
 
@@ -65,9 +63,9 @@ def is_wanted() -> bool:
     Raises:
         RuntimeError: the environment names a backend that does not exist.
     """
-    asked = os.environ.get(BACKEND_VARIABLE, "").lower()
+    asked = os.environ.get(BACKEND, "").lower()
     if asked not in _BACKENDS:
-        raise RuntimeError(f"{BACKEND_VARIABLE} is {asked!r}, but must be tensorpipe or process_group")
+        raise RuntimeError(f"{BACKEND} is {asked!r}, but must be tensorpipe or process_group")
     return asked == "process_group"
 
 

@@ -34,7 +34,8 @@ def receives_from_any(group: MpiGroup) -> None:
         memory = [bytearray(64), bytearray(64)]
         sources = [group.receive(each, None, CONTROL_TAG) for each in memory]
         assert sorted(sources) == [1, 2]
-        assert [each.startswith(b"from %d\0" % source) for each, source in zip(memory, sources)] == [True] * 2
+        for each, source in zip(memory, sources, strict=True):
+            assert each.startswith(b"from %d\0" % source)
     else:
         group.send(bytearray(b"from %d" % group.rank), 0, CONTROL_TAG)
 

@@ -147,7 +147,7 @@ def test_all_gather_takes_bytes_of_any_length(make) -> None:
 def test_all_gather_does_not_wait_for_ever(make) -> None:
     first, _ = make(2)
 
-    with pytest.raises(RuntimeError, match="(?i)timed out"):
+    with pytest.raises(RuntimeError, match="timed out"):
         first.all_gather(b"alone", timedelta(seconds=0.2))
 
 
