@@ -312,6 +312,8 @@ def _close_at_exit() -> None:
     agent = _current
     if isinstance(agent, TensorPipeAgent):
         agent._handler.stop()
+        # Its threads wait in Python, and must be out before the door is closed.
+        agent._native.leave_group()
     _tensorcall.stop_entering(_EXIT_PATIENCE)
     if agent is not None:
         reset()

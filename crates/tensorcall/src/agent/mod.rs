@@ -515,6 +515,15 @@ impl Agent {
         }
     }
 
+    /// Says goodbye to the workers of the process group and ends all work on it, until `limit` at the latest;
+    /// calls to them then wait for their deadlines. For a process that ends; nothing happens without a
+    /// process group.
+    pub fn leave_group(&self, limit: Instant) {
+        if self.is_here() {
+            self.inner.leave_group(limit);
+        }
+    }
+
     /// Waits until the pool's threads have ended, which they do once closed and idle; tells whether.
     pub fn wait_threads_ended(&self, limit: Instant) -> bool {
         !self.is_here() || self.inner.pool.wait_ended(limit)
