@@ -10,6 +10,7 @@
 )]
 
 mod bench;
+mod candle;
 mod ci;
 mod demo;
 mod fmt;

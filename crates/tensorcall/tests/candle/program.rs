@@ -3,7 +3,11 @@
 //! A program is a number: it decides which operations a worker does on its inputs and its own variables, and
 //! which workers it calls meanwhile with what. `python/tests/programs/gradients.py` has the same programs for
 //! torch, number by number and operation by operation.
-#![allow(dead_code, reason = "workers and tests use a part each")]
+#![allow(
+    dead_code,
+    clippy::unwrap_used,
+    reason = "workers and tests use a part each; a test stops where it is wrong"
+)]
 
 use candle_core::{D, Device, Result, Tensor, Var};
 

@@ -5,10 +5,15 @@ mod program;
 mod spread;
 
 use std::env;
+use std::error::Error;
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let number = |name| Ok::<u64, Box<dyn std::error::Error>>(env::var(name)?.parse()?);
+fn main() -> Result<(), Box<dyn Error>> {
     let agent = spread::worker(number("RANK")?, number("WORLD_SIZE")?).from_env().start()?;
     agent.shutdown()?;
     Ok(())
+}
+
+#[expect(clippy::disallowed_methods, reason = "as a launcher tells")]
+fn number(variable: &str) -> Result<u64, Box<dyn Error>> {
+    Ok(env::var(variable)?.parse()?)
 }
