@@ -290,7 +290,7 @@ pub(crate) fn pickled_body(
     for (desc, place) in tensors.iter_mut().zip(places).filter(|(_, place)| !place.is_empty()) {
         desc.device = device_named(&place)?;
     }
-    Ok(Body { payload, tensors, buffers, rrefs, autograd })
+    Ok(Body { payload, tensors, buffers, rrefs, autograd, ..Body::default() })
 }
 
 /// A device by torch's name for it.
