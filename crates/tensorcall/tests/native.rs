@@ -1,5 +1,6 @@
 //! The native interface: typed functions, calls, references, futures, shutdown.
 #![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::needless_pass_by_value, reason = "functions that others call own their arguments")]
 
 use std::collections::HashMap;
 use std::pin::pin;
@@ -25,7 +26,9 @@ fn pair(server: impl FnOnce(AgentBuilder) -> AgentBuilder) -> (Agent, Agent) {
 fn leave(agents: impl IntoIterator<Item = Agent>) {
     let leave = |agent: Agent| std::thread::spawn(move || agent.shutdown_timeout(SOON).unwrap());
     let threads: Vec<_> = agents.into_iter().map(leave).collect();
-    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    for thread in threads {
+        thread.join().unwrap();
+    }
 }
 
 /// Runs a future as the simplest runtime would.
