@@ -11,9 +11,12 @@ use std::process::ExitCode;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use tensorcall::{Agent, Caller, DType, Error, Keep, RRef, RemoteError, Result, Tensor, Value};
+use tensorcall::{Agent, Caller, DType, Error, ErrorKind, Keep, RRef, RemoteError, Result, Tensor, Value};
 
 type Counter = Mutex<i64>;
+
+/// An error: kind, class, message and origin of what was raised, and all in one text.
+type Described = (String, String, String, String, String);
 
 fn matmul(left: Tensor, right: Tensor) -> Result<Tensor> {
     let (rows, inner, columns) = (left.shape()[0], left.shape()[1], right.shape()[1]);
@@ -44,7 +47,7 @@ fn new_counter(start: i64) -> Keep<Counter> {
 
 fn add(counter: RRef<Counter>, more: i64) -> Result<i64> {
     let counter = counter.local()?;
-    let mut count = counter.lock().map_err(|_| Error::new(tensorcall::ErrorKind::RRef, "poisoned"))?;
+    let mut count = counter.lock().map_err(|_| Error::new(ErrorKind::RRef, "poisoned"))?;
     *count += more;
     Ok(*count)
 }
@@ -54,28 +57,25 @@ fn forward(agent: Agent, to: String, function: String, arguments: Vec<Value>) ->
     agent.call_blocking(&to, &function, arguments)
 }
 
-/// What an error of such a call is: kind, class, message and origin of what was raised, and all in one text.
+/// What such a call fails with.
 fn failure(
     agent: Agent,
     to: String,
     function: String,
     arguments: Vec<Value>,
     seconds: f64,
-) -> Option<(String, String, String, String, String)> {
+) -> Option<Described> {
     let agent = agent.with_timeout(Duration::from_secs_f64(seconds));
     let result: Result<Value> = agent.call_blocking(&to, &function, arguments);
-    result.err().map(describe)
+    result.err().as_ref().map(describe)
 }
 
-fn describe(error: Error) -> (String, String, String, String, String) {
-    let of_remote = |read: fn(&RemoteError) -> &str| error.remote().map_or_else(String::new, |e| read(e).to_owned());
-    (
-        format!("{:?}", error.kind()),
-        of_remote(RemoteError::class),
-        of_remote(RemoteError::message),
-        of_remote(RemoteError::origin),
-        error.to_string(),
-    )
+fn describe(error: &Error) -> Described {
+    let remote = error.remote();
+    let message = remote.map(RemoteError::message).unwrap_or_default().to_owned();
+    let origin = remote.map(RemoteError::origin).unwrap_or_default().to_owned();
+    let class = remote.map(RemoteError::class).unwrap_or_default();
+    (format!("{:?}", error.kind()), class, message, origin, error.to_string())
 }
 
 /// A reference to what a function of another worker returns there.
@@ -89,8 +89,8 @@ fn fetch(rref: RRef<Value>) -> Result<Value> {
 }
 
 /// What fetching it fails with.
-fn fetch_failure(rref: RRef<Value>) -> Option<(String, String, String, String, String)> {
-    rref.fetch_blocking().err().map(describe)
+fn fetch_failure(rref: RRef<Value>) -> Option<Described> {
+    rref.fetch_blocking().err().as_ref().map(describe)
 }
 
 /// A reference to a value of this worker.
@@ -102,7 +102,7 @@ fn share(agent: Agent, value: Value) -> Result<RRef<Value>> {
 fn wait_for_cancellation(caller: Caller) -> bool {
     let end = Instant::now() + Duration::from_secs(10);
     while Instant::now() < end {
-        if caller.is_cancelled() {
+        if caller.is_gone() {
             return true;
         }
         std::thread::yield_now();
@@ -114,8 +114,9 @@ fn workers(agent: Agent) -> Vec<String> {
     agent.workers().into_iter().map(|worker| worker.name).collect()
 }
 
+/// Ends this process at once, like one that crashes but for the exit status, at which torchrun would end all.
 fn die() {
-    std::process::exit(7);
+    std::process::exit(0);
 }
 
 fn run() -> Result<(), Box<dyn StdError>> {
