@@ -28,6 +28,7 @@ const SLICE: Duration = Duration::from_millis(100);
 const DECODED: u8 = 0;
 const PICKLED_RESULT: u8 = 1;
 const PICKLED_EXCEPTION: u8 = 2;
+const PLAIN_EXCEPTION: u8 = 3;
 
 /// Encoding, payload, tensors, references, and the autograd context that they belong to.
 type RawResult<'py> = (u8, Bound<'py, PyAny>, Bound<'py, PyList>, Bound<'py, PyList>, Option<Place>);
@@ -111,6 +112,11 @@ impl Route {
     fn log(&self, py: Python<'_>, failure: tensorcall::engine::Result<Response>) -> PyResult<()> {
         let (function, worker) = (self.function.as_ref(), self.name.as_str());
         match failure {
+            Ok(Response { body, encoding: Encoding::Value, .. }) => {
+                let (_, message, origin) = value::decode_exception(body.payload.as_ref())?;
+                let text = if origin.is_empty() { message } else { origin };
+                self.handler.call(intern!(py, "unseen_error"), (function, worker, text))?;
+            }
             Ok(Response { body, .. }) => {
                 let payload = PyBytes::new(py, body.payload.as_ref());
                 self.handler.call(intern!(py, "unseen_exception"), (function, worker, &payload))?;
@@ -166,19 +172,21 @@ impl Call {
         let tensors = read_tensors(py, &body.tensors, body.buffers)?;
         let payload = body.payload.as_ref();
         let autograd = body.autograd.map(to_place);
-        if encoding == Encoding::Value && !raised {
-            if payload.is_empty() {
+        if encoding == Encoding::Value {
+            let (kind, object) = match &self.origin {
                 // The answer to a call whose result stayed there.
-                let none = py.None().into_bound(py);
-                return Ok((DECODED, none, PyList::empty(py), PyList::empty(py), autograd));
-            }
-            return Ok((
-                DECODED,
-                value::decode(py, payload, &tensors)?,
-                PyList::empty(py),
-                PyList::empty(py),
-                autograd,
-            ));
+                _ if payload.is_empty() => (DECODED, py.None().into_bound(py)),
+                _ if raised => {
+                    let parts = value::decode_exception(payload)?;
+                    (PLAIN_EXCEPTION, parts.into_pyobject(py)?.into_any())
+                }
+                Origin::Rpc(Route { handler, .. }) => {
+                    let rrefs = handler.python_rrefs(py, body.rrefs)?;
+                    (DECODED, value::decode(py, payload, &tensors, &rrefs)?)
+                }
+                Origin::Local(_) => (DECODED, value::decode(py, payload, &tensors, &[])?),
+            };
+            return Ok((kind, object, PyList::empty(py), PyList::empty(py), autograd));
         }
         let kind = if raised { PICKLED_EXCEPTION } else { PICKLED_RESULT };
         let rrefs = match &self.origin {

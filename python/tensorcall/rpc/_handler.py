@@ -37,6 +37,8 @@ Reply = tuple[int, bytes, list[torch.Tensor], list[_tensorcall.RRef], Mark | Non
 
 RETURNED = 1
 RAISED = 2
+RAISED_PLAIN = 3
+"""An exception as plain data: its classes, what it says and where it was raised."""
 
 
 class Handler:
@@ -113,6 +115,24 @@ class Handler:
         """The exception that :meth:`dump_exception` packed: a value of this worker that never came to be."""
         error: BaseException = internal.unpack(payload, tensors, rrefs, _remote_error.load)
         return error
+
+    def describe_packed(
+        self, payload: bytes, tensors: list[torch.Tensor], rrefs: Sequence[_tensorcall.RRef]
+    ) -> tuple[str, str, str]:
+        """Tell the exception that :meth:`dump_exception` packed in plain data."""
+        told: tuple[str, str, str] = internal.unpack(payload, tensors, rrefs, _remote_error.describe_packed)
+        return told
+
+    def load_plain_exception(self, classes: str, message: str, origin: str) -> BaseException:
+        """The exception that is told in plain data."""
+        return _remote_error.load_plain(classes, message, origin)
+
+    def wrap_rref(self, native: _tensorcall.RRef) -> Any:
+        """A reference that came in plain data."""
+        # Here, since references are made with calls, which know of this module.
+        from . import _rref
+
+        return _rref.wrap(native)
 
     def load_result(
         self, payload: bytes, tensors: list[torch.Tensor], rrefs: Sequence[_tensorcall.RRef]
@@ -277,13 +297,26 @@ class Handler:
             text = f"{type(exc).__name__} on {self._info}, which could not be described: {error!r}"
             return self._raised(RuntimeError(text))
 
+    def describe_exception(self, exc: BaseException) -> tuple[str, str, str]:
+        """Show an exception on this worker's ``sys.stderr`` and tell it in plain data."""
+        try:
+            classes, message, origin, shown = self._errors.describe(exc)
+        except BaseException as error:
+            text = f"{type(exc).__name__} on {self._info}, which could not be described: {error!r}"
+            classes, message, origin, shown = "builtins:RuntimeError", text, "", text
+        self._show(shown)
+        return classes, message, origin
+
     def _raised(self, error: BaseException) -> Reply:
         payload, tensors, rrefs, text = self._errors.dump(error)
+        self._show(text)
+        return RAISED, payload, tensors, rrefs, None
+
+    def _show(self, text: str) -> None:
         if text and sys.stderr is not None and not _agent.is_exiting():
             # A stream that is closed or cannot write the text must not cost the caller the exception.
             with contextlib.suppress(Exception):
                 print(text, file=sys.stderr)  # noqa: T201 (programs redirect sys.stderr and read this)
-        return RAISED, payload, tensors, rrefs, None
 
 
 def _answer(later: _tensorcall.Later, future: Any) -> None:
