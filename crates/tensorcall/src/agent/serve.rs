@@ -185,11 +185,6 @@ impl Responder {
         self.key.peer
     }
 
-    /// The agent that was asked, if somebody has a handle of it still.
-    pub(crate) fn agent(&self) -> Option<Agent> {
-        self.agent.upgrade()?.agent()
-    }
-
     /// Looks whether the answer is still wanted, also after it was given.
     pub(crate) fn watch(&self) -> Watch {
         Watch { agent: self.agent.clone(), key: self.key }
