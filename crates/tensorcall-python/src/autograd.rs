@@ -126,7 +126,7 @@ impl PyHandler {
     /// An exception of the handler object, packed for the workers of the pass.
     fn pass_error(&self, py: Python<'_>, error: PyErr) -> PassError {
         let error = error.into_value(py);
-        match Answer::of(py, self.pack_exception(py, error.bind(py))) {
+        match Answer::of(py, self.pickle_exception(py, error.bind(py))) {
             Answer::Packed { encoding, body, .. } => PassError::raised(encoding, body),
             Answer::Failed(text) => PassError::failed(ErrorKind::Autograd, text),
             Answer::Kept(_) => PassError::failed(ErrorKind::Autograd, "an exception was kept"),

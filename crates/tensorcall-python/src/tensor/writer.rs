@@ -73,6 +73,14 @@ impl<'py> TensorWriter<'py> {
         self.api.is_exact_tensor(object)
     }
 
+    /// The plain tensor that a parameter of a module is, with the same place in the graph; `None` for others.
+    pub(crate) fn tensor_of_parameter(
+        &self,
+        object: &Bound<'py, PyAny>,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        self.api.tensor_of_parameter(object)
+    }
+
     /// Adds a tensor and returns its index, the same one for the same object.
     ///
     /// # Errors
