@@ -122,7 +122,7 @@ class Agent:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         timeout: float,
-        autograd: tuple[int, int | None] | None = None,
+        record: Callable[[list[torch.Tensor]], tuple[int, int | None]] | None = None,
     ) -> Call: ...
     def remote_named(
         self,
@@ -131,7 +131,7 @@ class Agent:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         timeout: float,
-        autograd: tuple[int, int | None] | None = None,
+        record: Callable[[list[torch.Tensor]], tuple[int, int | None]] | None = None,
     ) -> tuple[RRef, Call | RuntimeError]: ...
     def call_pickled(
         self,

@@ -132,8 +132,9 @@ impl Agent {
         Ok(self.agent.is_plain(to_rank(rank)?))
     }
 
-    /// Calls the function that `to` knows by `name`, in whatever language it is, with plain data.
-    #[pyo3(signature = (to, name, args, kwargs, timeout, autograd=None))]
+    /// Calls the function that `to` knows by `name`, in whatever language it is, with plain data. `record` is
+    /// given the tensors that need gradients, and returns the autograd context that the call belongs to.
+    #[pyo3(signature = (to, name, args, kwargs, timeout, record=None))]
     #[expect(clippy::too_many_arguments, reason = "arguments of Python")]
     fn call_named(
         &self,
@@ -143,9 +144,9 @@ impl Agent {
         args: Bound<'_, PyTuple>,
         kwargs: Bound<'_, PyDict>,
         timeout: f64,
-        autograd: Option<Place>,
+        record: Option<Bound<'_, PyAny>>,
     ) -> PyResult<Call> {
-        let request = self.named_request(py, to, name, (args, kwargs), timeout, autograd)?;
+        let request = self.named_request(py, to, name, (args, kwargs), timeout, record)?;
         self.start(py, to, request)
     }
 
@@ -183,7 +184,7 @@ impl Agent {
     }
 
     /// As `call_named`, but the result stays with `to`: a reference to it, and the call or why there is none.
-    #[pyo3(signature = (to, name, args, kwargs, timeout, autograd=None))]
+    #[pyo3(signature = (to, name, args, kwargs, timeout, record=None))]
     #[expect(clippy::too_many_arguments, reason = "arguments of Python")]
     fn remote_named(
         &self,
@@ -193,9 +194,9 @@ impl Agent {
         args: Bound<'_, PyTuple>,
         kwargs: Bound<'_, PyDict>,
         timeout: f64,
-        autograd: Option<Place>,
+        record: Option<Bound<'_, PyAny>>,
     ) -> PyResult<(RRef, Py<PyAny>)> {
-        let request = self.named_request(py, to, name, (args, kwargs), timeout, autograd)?;
+        let request = self.named_request(py, to, name, (args, kwargs), timeout, record)?;
         self.start_remote(py, to, request)
     }
 
@@ -365,7 +366,7 @@ impl Agent {
         name: &str,
         (args, kwargs): (Bound<'_, PyTuple>, Bound<'_, PyDict>),
         timeout: f64,
-        autograd: Option<Place>,
+        record: Option<Bound<'_, PyAny>>,
     ) -> PyResult<Request> {
         let (mut writer, mut payload, mut rrefs) = (TensorWriter::new(py)?, Vec::new(), Vec::new());
         let arguments = PyTuple::new(py, [args.as_any(), kwargs.as_any()])?;
@@ -376,12 +377,14 @@ impl Agent {
                 .unwrap_or_else(|| ("what is passed".to_owned(), arguments.into_any()));
             return Err(unfit::error(&format!("{which} of {name} on worker {worker}"), &object));
         }
+        let recorded = writer.recorded();
         let (tensors, buffers) = writer.finish()?;
+        let place = record.map(|record| record.call1((recorded,))?.extract()).transpose()?;
         Ok(Request {
             function: FunctionRef::Name(name.to_owned()),
             label: name.into(),
             encoding: Encoding::Value,
-            body: Body { payload, tensors, buffers, rrefs, autograd: autograd.map(to_ref) },
+            body: Body { payload, tensors, buffers, rrefs, autograd: place.map(to_ref) },
             timeout: time::limit(timeout),
             deadline: None,
             creates: None,
