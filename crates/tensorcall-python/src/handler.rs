@@ -306,7 +306,7 @@ impl PyHandler {
         };
         match packed {
             Ok(((tensors, buffers), autograd)) => {
-                let body = Body { payload, tensors, buffers, rrefs, autograd };
+                let body = Body { payload, tensors, buffers, rrefs, autograd, ..Body::default() };
                 Ok(Answer::Packed { raised: false, encoding: Encoding::Value, body })
             }
             Err(error) => self.pack_exception(py, error.into_value(py).bind(py), to),
