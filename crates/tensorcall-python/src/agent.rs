@@ -19,6 +19,7 @@ use crate::call::{Call, Route, wait_in_slices};
 use crate::error::to_python;
 use crate::faults::{NamedFaults, Spec};
 use crate::gil::{self, outside};
+use crate::group::PyGroup;
 use crate::handler::{PyHandler, pickled_body};
 use crate::rref::{self, KeptObject, RRef};
 use crate::tensor::TensorWriter;
@@ -44,10 +45,11 @@ pub(crate) struct Agent {
 
 #[pymethods]
 impl Agent {
-    /// Listens; runs nothing before `open`. `plain` says that this worker reads plain data only, as those do that
-    /// are no Python programs: for tests.
+    /// Listens, unless there is a process `group` to use instead; runs nothing before `open`. `plain` says that
+    /// this worker reads plain data only, as those do that are no Python programs: for tests.
     #[new]
-    #[pyo3(signature = (name, rank, *, job, secret, num_worker_threads, host, handler, faults=None, plain=false))]
+    #[pyo3(signature = (name, rank, *, job, secret, num_worker_threads, host, handler, faults=None, plain=false,
+                        group=None, group_threads=4))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn new(
         py: Python<'_>,
@@ -60,6 +62,8 @@ impl Agent {
         handler: Py<PyAny>,
         faults: Option<Spec>,
         plain: bool,
+        group: Option<Bound<'_, PyAny>>,
+        group_threads: usize,
     ) -> PyResult<Self> {
         log::install();
         let name = WorkerName::parse(name).map_err(|error| PyValueError::new_err(error.to_string()))?;
@@ -71,12 +75,19 @@ impl Agent {
         config.faults = faults.map(|spec| Arc::new(NamedFaults::new(spec)) as Arc<dyn Faults>);
         config.num_worker_threads = NonZeroUsize::new(num_worker_threads)
             .ok_or_else(|| PyValueError::new_err("num_worker_threads must be positive"))?;
+        config.group_threads = NonZeroUsize::new(group_threads)
+            .ok_or_else(|| PyValueError::new_err("group_threads must be positive"))?;
+        let group = group.map(|group| PyGroup::new(&group)).transpose()?;
         let config = config.with_environment().map_err(|error| to_python(&error))?;
         let handler = Arc::new(PyHandler(handler));
         let agent = outside(py, || {
-            tensorcall::engine::Agent::start(config, Arc::clone(&handler) as Arc<dyn Handler>)
-        })
-        .map_err(|error| to_python(&error))?;
+            let handler = Arc::clone(&handler) as Arc<dyn Handler>;
+            match group {
+                Some(group) => tensorcall::engine::Agent::start_over_group(config, handler, Arc::new(group)),
+                None => tensorcall::engine::Agent::start(config, handler),
+            }
+        });
+        let agent = agent.map_err(|error| to_python(&error))?;
         spawner::lend(&agent);
         gil::on_large_burial(|| spawner::spawn(|| gil::inside(gil::drain)));
         Ok(Self { agent, handler })
@@ -321,6 +332,12 @@ impl Agent {
                 self.agent.wait_threads_ended(time::now() + patience);
             }
         });
+    }
+
+    /// Ends what this agent has on its process group, if it has one, and returns when its threads have left
+    /// Python. To be called before the door is closed at exit.
+    fn leave_group(&self, py: Python<'_>) {
+        outside(py, || self.agent.leave_group(time::now() + FLUSH));
     }
 
     /// Figures by name.
