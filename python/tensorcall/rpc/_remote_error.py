@@ -100,7 +100,7 @@ def load_plain(classes: str, message: str, origin: str) -> Exception:
     """
     parts = (cls.partition(":") for cls in classes.split())
     names = [(module, name) for module, _, name in parts] or [("builtins", "RuntimeError")]
-    text = origin if message in origin else f"{origin}\n{message}" if origin else message
+    text = origin if message in origin else f"{message} ({origin})" if origin else message
     cls = _loaded(names[0])
     if cls is not None:
         try:

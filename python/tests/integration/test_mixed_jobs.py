@@ -1,0 +1,98 @@
+"""Python and Rust workers in one job: calls, references, errors, losses and shutdown, wherever the store is."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+PROGRAM = ROOT / "python/tests/programs/mixed.py"
+DYNAMIC = ROOT / "python/tests/programs/mixed_dynamic.py"
+LIMIT = 60.0
+
+
+@pytest.fixture(scope="module")
+def worker() -> str:
+    """The program of Rust workers."""
+    cargo = shutil.which("cargo")
+    if cargo is None or not (ROOT / "Cargo.toml").exists():
+        pytest.skip("no cargo to build a Rust worker with")
+    build = [cargo, "build", "--package", "tensorcall", "--example", "mixed_worker", "--message-format", "json"]
+    built = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
+    assert built.returncode == 0, built.stderr
+    said = [json.loads(line) for line in built.stdout.splitlines()]
+    return next(each["executable"] for each in said if each.get("executable"))
+
+
+@contextmanager
+def started(command: list[str], environment: dict[str, str], **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """A process in a session of its own, of which nothing is left in the end."""
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "RUST_BACKTRACE": "1", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        **options,
+    )
+    try:
+        yield process
+    finally:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        process.wait()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+@pytest.mark.timeout(3 * LIMIT)
+def test_two_workers_of_each_language_meet_where_torchrun_says(worker: str) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", "4"]
+    torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
+
+    with started([*torchrun, str(PROGRAM), worker, "2,3"], {}) as job:
+        said, _ = job.communicate(timeout=LIMIT)
+
+    assert job.returncode == 0, said
+    for part in ("calls", "errors", "references", "losses"):
+        assert f"{part} done" in said
+    for name in ("py0", "py1"):
+        assert f"{name} left" in said
+
+
+@pytest.mark.timeout(3 * LIMIT)
+def test_two_workers_of_each_language_meet_where_rust_hosts_the_store(worker: str) -> None:
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "4"}
+    command = [sys.executable, str(PROGRAM), worker, "0,1"]
+
+    said, jobs = {}, []
+    with (
+        started(command, {**place, "RANK": "0"}) as first,
+        started(command, {**place, "RANK": "1"}) as second,
+        started(command, {**place, "RANK": "2"}) as third,
+        started(command, {**place, "RANK": "3"}) as fourth,
+    ):
+        jobs = [first, second, third, fourth]
+        for rank in (2, 3, 0, 1):
+            said[rank], _ = jobs[rank].communicate(timeout=LIMIT)
+
+    assert [job.returncode for job in jobs] == [0, 0, 0, 0], said
+    assert "losses done" in said[2]
+    assert "py3 left" in said[3]
