@@ -4,6 +4,7 @@
 use anyhow::Result;
 
 use crate::{
+    packages,
     plan::Plan,
     process::run,
     project::Project,
@@ -23,6 +24,7 @@ pub(crate) fn add<'a>(plan: &mut Plan<'a>, project: &'a Project) {
     plan.step("tests with candle", |tally| {
         libtest(project.cargo(&["test", "--locked"]).args(PACKAGE).args(["--lib", "candle::"]), tally)?;
         libtest(project.cargo(&["test", "--locked"]).args(PACKAGE).args(["--test", "candle"]), tally)?;
+        libtest(project.cargo(&["test", "--locked"]).args(PACKAGE).args(["--doc", "gradients"]), tally)?;
         with_torch(project, tally)
     });
 }
@@ -34,6 +36,6 @@ fn with_torch(project: &Project, tally: &mut Tally) -> Result<()> {
     pytest
         .args(["-m", "pytest", "python/tests/integration/test_candle.py", "--junit-xml"])
         .arg(&report)
-        .env("TENSORCALL_CANDLE_WORKER", project.target().join("debug/examples/candle_worker"));
+        .env("TENSORCALL_CANDLE_WORKER", packages::target(project)?.join("debug/examples/candle_worker"));
     reported(&mut pytest, &report, tally)
 }

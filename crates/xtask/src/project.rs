@@ -28,11 +28,6 @@ impl Project {
         Project { root, venv, torch_from }
     }
 
-    /// Where cargo builds.
-    pub(crate) fn target(&self) -> PathBuf {
-        self.root.join(env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()))
-    }
-
     /// A program of the virtual environment.
     pub(crate) fn tool(&self, name: &str) -> Command {
         self.command(self.venv.join("bin").join(name))
