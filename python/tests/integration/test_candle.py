@@ -1,7 +1,8 @@
 """Backward passes over workers with torch, in Python, and workers with candle, in Rust.
 
-Those with candle need its worker, made by `cargo build -p tensorcall --features candle --example candle_worker`;
-`TENSORCALL_CANDLE_WORKER` tells where it is. CI has a step for that; without it they are skipped.
+Those with candle need its worker, which `TENSORCALL_CANDLE_WORKER` names. It is made by
+`cargo build -p tensorcall --features candle --example candle_worker`; CI has a step for that. Without it they are
+skipped.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ class CandleWorkers:
             assert process.wait(10) == 0, self.logs()
 
     def logs(self) -> str:
-        return "\n".join(file.read_text(errors="replace") for file in sorted(self._folder.glob("candle-*.log")))
+        return "\n".join(
+            file.read_text(errors="replace") for file in sorted(self._folder.glob("candle-*.log"))
+        )
 
     def close(self) -> None:
         for process in self._processes:
