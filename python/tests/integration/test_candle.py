@@ -1,8 +1,8 @@
 """Backward passes over workers with torch, in Python, and workers with candle, in Rust.
 
-Those with candle need its worker, which `TENSORCALL_CANDLE_WORKER` names. It is made by
-`cargo build -p tensorcall --features candle --example candle_worker`; CI has a step for that. Without it they are
-skipped.
+Those with candle need its worker, which `TENSORCALL_CANDLE_WORKER` names and is made by
+`cargo build -p tensorcall --features candle --example candle_worker`. CI has a step for that; without it they
+are skipped.
 """
 
 from __future__ import annotations

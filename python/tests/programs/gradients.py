@@ -1,7 +1,7 @@
 """Random programs over several workers, as `crates/tensorcall/tests/candle/program.rs` has them for candle.
 
 A program is a number: it decides which operations a worker does on its inputs and its own variables, and
-which workers it calls meanwhile with what. Both files do the same, number by number and operation by operation.
+which workers it calls meanwhile with what. Both files do the same, number by number, operation by operation.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import tensorcall.rpc  # noqa: F401 (calls know of autograd and the other way round: this way in)
 import torch
 from tensorcall.autograd import _messages
 
