@@ -4,6 +4,7 @@
 //! began decides when it ends: then this worker tells those that it sent the context to, and they tell
 //! theirs, as soon as their calls in it have outcomes. Python workers do the same (`autograd/_release.py`).
 
+use std::any::Any;
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,6 +14,7 @@ use std::time::Duration;
 use tensorcall_proto::ids::Rank;
 use tensorcall_proto::wire::ValueWriter;
 use tensorcall_proto::wire::message::{AutogradRef, Encoding, FunctionRef};
+use tensorcall_proto::wire::tensor::TensorDesc;
 
 use super::scope::{self, Entered};
 use super::tape::{Graph, Slot, Tape, WORKER_SHIFT, sender};
@@ -37,6 +39,7 @@ pub struct Contexts {
     this: Weak<Self>,
     agent: OnceLock<(Rank, Weak<Inner>)>,
     table: Mutex<Table>,
+    kept: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
 
 #[derive(Default)]
@@ -50,7 +53,12 @@ struct Table {
 impl Contexts {
     /// No contexts yet, and no agent.
     pub fn new() -> Arc<Self> {
-        Arc::new_cyclic(|this| Self { this: this.clone(), agent: OnceLock::new(), table: Mutex::default() })
+        Arc::new_cyclic(|this| Self {
+            this: this.clone(),
+            agent: OnceLock::new(),
+            table: Mutex::default(),
+            kept: OnceLock::new(),
+        })
     }
 
     /// Be those of this agent's worker; of the first that is given.
@@ -127,6 +135,17 @@ impl Contexts {
         let message = self.new_message()?;
         tape.send(to, Some(message), tensors);
         Ok(Some(AutogradRef { context, message: Some(message) }))
+    }
+
+    /// What the local engine keeps here for all contexts: always of the same type.
+    pub fn kept<T: Any + Default + Send + Sync>(&self) -> Arc<T> {
+        let kept = self.kept.get_or_init(|| Arc::new(T::default()));
+        Arc::clone(kept).downcast().unwrap_or_default()
+    }
+
+    /// Where a tensor that a message has brought will be in the graphs of this worker.
+    pub fn slot(&self, desc: &TensorDesc) -> Arc<Slot> {
+        Slot::new(desc, self.this.clone())
     }
 
     /// A message that belongs to a context has brought these tensors, those of its table that need gradients.

@@ -29,13 +29,19 @@ pub struct Slot {
     pub dtype: DType,
     /// The size of each dimension.
     pub shape: Vec<u64>,
+    contexts: Weak<Contexts>,
     node: OnceLock<Node>,
 }
 
 impl Slot {
-    /// A tensor like that, of which no graph knows yet.
-    pub fn of(desc: &TensorDesc) -> Arc<Self> {
-        Arc::new(Self { dtype: desc.dtype, shape: desc.shape.clone(), node: OnceLock::new() })
+    /// A tensor like that, of which no graph of this worker knows yet.
+    pub(super) fn new(desc: &TensorDesc, contexts: Weak<Contexts>) -> Arc<Self> {
+        Arc::new(Self { dtype: desc.dtype, shape: desc.shape.clone(), contexts, node: OnceLock::new() })
+    }
+
+    /// The contexts of the worker that received it, if they are still there.
+    pub fn contexts(&self) -> Option<Arc<Contexts>> {
+        self.contexts.upgrade()
     }
 
     /// Its node, if somebody has computed with it.
@@ -110,6 +116,11 @@ impl Tape {
     /// Number of the context, the same on all workers.
     pub fn id(&self) -> u64 {
         self.id
+    }
+
+    /// All contexts of this worker, if they are still there.
+    pub fn contexts(&self) -> Option<Arc<Contexts>> {
+        self.home.upgrade()
     }
 
     /// The send functions, in the order in which they were made.
@@ -274,7 +285,7 @@ mod tests {
         tape.end();
 
         tape.send(rank(4), Some(2), vec![Graph::Made(Arc::new("tensor"))]);
-        tape.receive(7, vec![Slot::of(&TensorDesc::contiguous(DType::Float32, vec![1], 0))]);
+        tape.receive(7, vec![Slot::new(&TensorDesc::contiguous(DType::Float32, vec![1], 0), Weak::new())]);
 
         assert!(tape.sent().is_empty() && tape.received().is_empty() && tape.known().is_empty());
     }

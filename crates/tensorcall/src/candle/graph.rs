@@ -18,7 +18,9 @@ use crate::sync::Mutex;
 /// So many received tensors are remembered, to find those that are used in another context than theirs.
 const REMEMBERED: usize = 1 << 16;
 
-static RECEIVED: Mutex<Option<Remembered>> = Mutex::new(None);
+/// The variables of a worker that stand for received tensors, in whatever context.
+#[derive(Default)]
+pub(super) struct Received(Mutex<Remembered>);
 
 #[derive(Default)]
 struct Remembered {
@@ -26,20 +28,21 @@ struct Remembered {
     order: VecDeque<TensorId>,
 }
 
-/// Whether a variable stands for a received tensor.
-pub(super) fn is_received(id: TensorId) -> bool {
-    RECEIVED.lock().as_ref().is_some_and(|received| received.ids.contains(&id))
-}
+impl Received {
+    /// Whether a variable stands for a received tensor.
+    pub(super) fn has(&self, id: TensorId) -> bool {
+        self.0.lock().ids.contains(&id)
+    }
 
-fn remember(id: TensorId) {
-    let mut received = RECEIVED.lock();
-    let Remembered { ids, order } = received.get_or_insert_default();
-    ids.insert(id);
-    order.push_back(id);
-    if order.len() > REMEMBERED
-        && let Some(oldest) = order.pop_front()
-    {
-        ids.remove(&oldest);
+    fn add(&self, id: TensorId) {
+        let mut remembered = self.0.lock();
+        remembered.ids.insert(id);
+        remembered.order.push_back(id);
+        if remembered.order.len() > REMEMBERED
+            && let Some(oldest) = remembered.order.pop_front()
+        {
+            remembered.ids.remove(&oldest);
+        }
     }
 }
 
@@ -50,7 +53,9 @@ pub(super) fn tensor_of(tensor: &native::Tensor) -> Result<Tensor> {
         Some(Graph::Made(node)) => node_tensor(node),
         Some(Graph::Received(slot)) => node_tensor(slot.node_or(|| {
             let variable = memory::copy(tensor, true)?;
-            remember(variable.id());
+            if let Some(contexts) = slot.contexts() {
+                contexts.kept::<Received>().add(variable.id());
+            }
             Ok::<Node, Problem>(Arc::new(variable))
         })?),
     }

@@ -14,7 +14,7 @@ use tensorcall_proto::autograd::{Plan, PlannedRecv};
 use super::deep;
 use super::error::{Problem, Result};
 use super::gradients::{self, Gradients};
-use super::graph::{self, Kept};
+use super::graph::{self, Kept, Received};
 use super::seed;
 use crate::autograd::{Arrived, Found, Tape};
 
@@ -39,6 +39,7 @@ impl Pass {
         let (sent, received) = (tape.sent(), tape.received());
         let mut nodes = graph::Nodes::default();
         let mut own = HashMap::new();
+        let strangers = tape.contexts().map(|contexts| contexts.kept::<Received>());
         let mut pass = Self {
             sources: HashMap::new(),
             received: HashMap::new(),
@@ -69,7 +70,7 @@ impl Pass {
                     if sources.last() != Some(&place) {
                         sources.push(place);
                     }
-                } else if graph::is_received(variable.id()) {
+                } else if strangers.as_ref().is_some_and(|received| received.has(variable.id())) {
                     return Err(Problem::Stranger);
                 } else if leaves.insert(variable.id()) {
                     pass.leaves.push(variable);

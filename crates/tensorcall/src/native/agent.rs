@@ -71,7 +71,8 @@ impl Shared {
             return HashMap::new();
         };
         let recorded = (0..).zip(tensors).filter(|(_, tensor)| tensor.requires_grad);
-        let slots: Vec<(u32, Arc<Slot>)> = recorded.map(|(place, desc)| (place, Slot::of(desc))).collect();
+        let slots: Vec<(u32, Arc<Slot>)> =
+            recorded.map(|(place, desc)| (place, contexts.slot(desc))).collect();
         if contexts.received(mark, slots.iter().map(|(_, slot)| Arc::clone(slot)).collect()) {
             slots.into_iter().collect()
         } else {

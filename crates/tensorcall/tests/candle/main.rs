@@ -213,6 +213,22 @@ fn a_pass_through_a_worker_that_takes_no_part_says_so() {
 }
 
 #[test]
+fn a_worker_that_is_lost_ends_the_pass_with_its_name() {
+    let (here, there) = pair(Agent::builder("w1").function("double", |x: Tensor| x * 2.0));
+    let variable = variable();
+
+    let error = gradient(&here, &variable, |x| {
+        let doubled: Tensor = here.call_blocking("w1", "double", (x,))?;
+        there.close();
+        Ok(doubled)
+    });
+
+    assert!(error.unwrap_err().to_string().contains("w1"));
+    let alone = gradient(&here, &variable, |x| Ok((x.as_tensor() * 3.0)?));
+    assert_eq!(alone.unwrap(), [3.0; 3]);
+}
+
+#[test]
 fn a_received_tensor_is_of_no_use_in_another_context() {
     let (here, _there) = pair(Agent::builder("w1").function("double", |x: Tensor| x * 2.0));
     let variable = variable();
