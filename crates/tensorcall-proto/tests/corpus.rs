@@ -175,7 +175,9 @@ fn store_clients() -> Vec<(&'static str, Vec<u8>)> {
     let text = |text: &str| text.as_bytes().to_vec();
     let said = |requests: &[Request]| {
         let mut bytes = vec![5];
-        requests.iter().for_each(|request| request.encode(&mut bytes));
+        for request in requests {
+            request.encode(&mut bytes);
+        }
         bytes
     };
     let wait = |key| Request::Wait(vec![text(key), text("other")]);

@@ -298,7 +298,11 @@ impl Reply {
     pub fn encode(&self, out: &mut Vec<u8>) {
         match self {
             Self::Value(value) => put(out, value),
-            Self::Values(values) => values.iter().for_each(|value| put(out, value)),
+            Self::Values(values) => {
+                for value in values {
+                    put(out, value);
+                }
+            }
             Self::Keys(keys) => put_list(out, keys),
             Self::Number(number) => out.extend(number.to_le_bytes()),
             Self::Flag(flag) => out.push(*flag),
@@ -327,14 +331,13 @@ impl RequestDecoder {
 
     /// Takes from `input` what the next request needs, and returns it when it is whole.
     pub fn next(&mut self, input: &mut &[u8]) -> Result<Option<Request>, StoreWireError> {
-        let (opcode, mut fields) = match self.under_way.take() {
-            Some(under_way) => under_way,
-            None => {
-                let Some((&opcode, rest)) = input.split_first() else { return Ok(None) };
-                *input = rest;
-                let plan = plan(opcode).ok_or(StoreWireError::UnknownRequest(opcode))?;
-                (opcode, Fields::new(plan, None))
-            }
+        let (opcode, mut fields) = if let Some(under_way) = self.under_way.take() {
+            under_way
+        } else {
+            let Some((&opcode, rest)) = input.split_first() else { return Ok(None) };
+            *input = rest;
+            let plan = plan(opcode).ok_or(StoreWireError::UnknownRequest(opcode))?;
+            (opcode, Fields::new(plan, None))
         };
         if !fields.read(input, &self.limits)? {
             self.under_way = Some((opcode, fields));
@@ -497,18 +500,17 @@ impl Fields {
         limit: usize,
         limits: &StoreLimits,
     ) -> Result<bool, StoreWireError> {
-        let (mut bytes, len) = match self.text.take() {
-            Some(text) => text,
-            None => {
-                let Some(len) = self.number(input, 8) else { return Ok(false) };
-                let known = usize::try_from(len).ok().filter(|len| *len <= limit);
-                let known = known.ok_or(StoreWireError::TextTooLong { len, limit })?;
-                self.cost += known + TEXT_COST;
-                if self.cost > limits.max_message {
-                    return Err(StoreWireError::MessageTooLarge { limit: limits.max_message });
-                }
-                (Vec::with_capacity(known.min(input.len())), known)
+        let (mut bytes, len) = if let Some(text) = self.text.take() {
+            text
+        } else {
+            let Some(len) = self.number(input, 8) else { return Ok(false) };
+            let known = usize::try_from(len).ok().filter(|len| *len <= limit);
+            let known = known.ok_or(StoreWireError::TextTooLong { len, limit })?;
+            self.cost += known + TEXT_COST;
+            if self.cost > limits.max_message {
+                return Err(StoreWireError::MessageTooLarge { limit: limits.max_message });
             }
+            (Vec::with_capacity(known.min(input.len())), known)
         };
         let (taken, rest) = input.split_at((len - bytes.len()).min(input.len()));
         bytes.extend_from_slice(taken);
@@ -541,7 +543,9 @@ fn put(out: &mut Vec<u8>, text: &[u8]) {
 
 fn put_list(out: &mut Vec<u8>, texts: &[Vec<u8>]) {
     out.extend((texts.len() as u64).to_le_bytes());
-    texts.iter().for_each(|text| put(out, text));
+    for text in texts {
+        put(out, text);
+    }
 }
 
 /// Of a field of four bytes, which has no others.
@@ -594,7 +598,9 @@ mod tests {
     #[test]
     fn requests_read_as_they_are_written_in_any_split() {
         let mut bytes = Vec::new();
-        requests().iter().for_each(|request| request.encode(&mut bytes));
+        for request in requests() {
+            request.encode(&mut bytes);
+        }
 
         for step in 1..=bytes.len() {
             assert_eq!(decode(&bytes, step).unwrap(), requests());

@@ -85,7 +85,7 @@ fn file(store: &FileStore) {
         match order[..] {
             ["set", key, value] => println!("{:?}", store.set(key, value.as_bytes())),
             ["get", key] => {
-                println!("{:?}", store.get(key).map(|value| value.map(|v| String::from_utf8(v).unwrap())))
+                println!("{:?}", store.get(key).map(|value| value.map(|v| String::from_utf8(v).unwrap())));
             }
             ["add", key, delta] => println!("{:?}", store.add(key, delta.parse().unwrap())),
             _ => panic!("unknown order: {order:?}"),
