@@ -12,7 +12,7 @@ use tensorcall::engine::proto::ids::{Rank, WorkerName};
 use tensorcall::engine::proto::wire::message::Encoding;
 use tensorcall::engine::{Desk, Error, ErrorKind, Promise, Response, RpcFuture};
 
-use crate::autograd::{Place, to_place};
+use crate::autograd::{Place, recorded, to_place};
 use crate::bell::Bell;
 use crate::error::{self, to_python};
 use crate::gil::{inside, outside};
@@ -174,7 +174,7 @@ impl Call {
     }
 
     /// The outcome of an RPC, once: encoding, payload, tensors, references, autograd context. Raises why
-    /// there is none.
+    /// there is none. The tensors of plain data are those that the sender has recorded.
     fn result<'py>(&self, py: Python<'py>) -> PyResult<RawResult<'py>> {
         let outcome = self.future.take();
         let outcome =
@@ -197,7 +197,8 @@ impl Call {
                 }
                 Origin::Local(_) => (DECODED, value::decode(py, payload, &tensors, &[])?),
             };
-            return Ok((kind, object, PyList::empty(py), PyList::empty(py), autograd));
+            let recorded = if raised { Vec::new() } else { recorded(body.autograd, &body.tensors, &tensors) };
+            return Ok((kind, object, PyList::new(py, recorded)?, PyList::empty(py), autograd));
         }
         let kind = if raised { PICKLED_EXCEPTION } else { PICKLED_RESULT };
         let rrefs = match &self.origin {

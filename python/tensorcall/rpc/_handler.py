@@ -22,6 +22,7 @@ from ..autograd import _backward, _context, _messages
 from ..autograd._context import DistAutogradContext
 from ..autograd._engine import PassId, Plan
 from ..autograd._engine import engine as local_engine
+from ..autograd._functions import Gradients
 from ..autograd._messages import Mark, PackedGradients
 from . import _agent, _devices, _fork, _remote_error, _target, internal, server_process_global_profiler
 from ._coroutines import Coroutines
@@ -175,6 +176,27 @@ class Handler:
             return self._follow(function, result)
         return result
 
+    def run_recorded(
+        self,
+        function: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        caller: int,
+        autograd: Mark,
+        tensors: Sequence[torch.Tensor],
+    ) -> Any:
+        """As :meth:`run_value`, in a context; the caller has recorded these tensors of the arguments."""
+        context = _context.container.enter(autograd[0])
+        with _context.entered(context):
+            _messages.record_plain(context, autograd, tensors, is_answer=False)
+            return self.run_value(function, args, kwargs, caller)
+
+    def record_result(self, tensors: list[torch.Tensor], autograd: Mark, caller: int) -> Mark | None:
+        """Record tensors of a result in plain data, which need gradients."""
+        recording = _messages.Recording(_context.container.enter(autograd[0]), caller)
+        mark = recording(tensors)
+        return None if mark[1] is None else mark
+
     def _run(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if server_process_global_profiler.is_on():
             with server_process_global_profiler.serving():
@@ -265,12 +287,16 @@ class Handler:
             found = local_engine.vjp(
                 context_id, pass_id, sources, wanted, last=last, retain_graph=retain_graph
             )
-            return [
-                (message, _messages.pack_gradients(gradients, self._way_back(context_id, message)))
-                for message, gradients in found
-            ]
+            return [(message, self._pack_gradients(context_id, message, each)) for message, each in found]
         except BaseException as error:
             raise self._error_of_pass(error) from error
+
+    def _pack_gradients(
+        self, context_id: int, message: int, gradients: Gradients
+    ) -> PackedGradients | None:
+        context = _context.container.find(context_id)
+        plain = context is not None and context.is_plain(message)
+        return _messages.pack_gradients(gradients, self._way_back(context_id, message), plain)
 
     def _way_back(self, context_id: int, message: int) -> Placement:
         """Where gradients of a message go: on the devices that its tensors came from."""
