@@ -266,13 +266,12 @@ fn serve(requests: Vec<Request>) {
         let (id, shape) = (ClientId(client), request.reply_shape());
         let place = usize::try_from(client).expect("one of three");
         let cancels = request == Request::CancelWait;
-        match table.handle(id, request) {
-            Ok(()) => owed[place].extend(shape),
-            Err(_) => {
-                table.handle_gone(id);
-                owed[place].clear();
-                assert_eq!(table.handle(id, Request::Validate(MAGIC)), Ok(()));
-            }
+        if table.handle(id, request).is_ok() {
+            owed[place].extend(shape);
+        } else {
+            table.handle_gone(id);
+            owed[place].clear();
+            assert_eq!(table.handle(id, Request::Validate(MAGIC)), Ok(()));
         }
         assert!(table.size() <= STORE);
         while let Some((ClientId(to), reply)) = table.poll_reply() {
