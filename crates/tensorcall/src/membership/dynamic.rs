@@ -304,7 +304,7 @@ impl<'a> Turn<'a> {
             }
             if deadline.is_over() {
                 let text = format!(
-                    "worker '{name}' did not get its turn in {deadline}: worker '{holder}' is joining or leaving"
+                    "worker '{name}' did not get its turn in {deadline} s: worker '{holder}' is joining or leaving"
                 );
                 return Err(Error::new(ErrorKind::Timeout, text).into());
             }
