@@ -150,13 +150,13 @@ fn nobody_or_somebody_else_at_the_address_is_an_error_in_time() {
         let probe = TcpListener::bind(any_port()).unwrap();
         probe.local_addr().unwrap().port()
     };
-    let patience = Duration::from_millis(200);
+    let briefly = Duration::from_millis(200);
 
-    for (host, port, why) in [
-        ("127.0.0.1", port, "does not answer as a store does"),
-        ("127.0.0.1", wrong_port, "does not speak as a store does"),
-        ("127.0.0.1", nobody, "refused"),
-        ("no.such.host.invalid", 1, "no.such.host.invalid"),
+    for (host, port, patience, why) in [
+        ("127.0.0.1", port, briefly, "does not answer as a store does"),
+        ("127.0.0.1", wrong_port, SOON, "does not speak as a store does"),
+        ("127.0.0.1", nobody, briefly, "refused"),
+        ("no.such.host.invalid", 1, briefly, "no.such.host.invalid"),
     ] {
         let error = TcpStore::connect(host, port, patience).unwrap_err();
         assert!(matches!(error, StoreError::Unreachable { .. }), "{error}");

@@ -5,6 +5,19 @@
 //! protocol; [`FileStore`] shares a file with PyTorch's; [`MemoryStore`] is for the threads of one process.
 //! All of them behave alike: `tests/store_suite.rs` is one list of tests for all.
 //!
+//! ```
+//! use std::time::Duration;
+//! use tensorcall::store::{Store, StoreServer, TcpStore};
+//!
+//! let server = StoreServer::listen("127.0.0.1:0".parse()?)?;
+//! let store = TcpStore::connect("127.0.0.1", server.address().port(), Duration::from_secs(10))?;
+//! store.set("greeting", b"hello")?;
+//! store.wait(&["greeting"], None)?;
+//! assert_eq!(store.get("greeting")?.as_deref(), Some(&b"hello"[..]));
+//! assert_eq!(store.add("workers", 1)?, 1);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! To add one, implement the trait and add a line to that suite.
 
 mod file;
