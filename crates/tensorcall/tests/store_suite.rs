@@ -180,6 +180,27 @@ fn a_store_whose_server_is_gone_is_lost_for_all_at_once() {
 }
 
 #[test]
+fn what_is_too_long_is_said_before_it_is_sent() {
+    let store = OverTcp::new().open();
+
+    for error in [store.set("k", &vec![0; (8 << 20) + 1]), store.append(&"k".repeat(9000), b"")] {
+        assert!(matches!(error, Err(StoreError::TooLong { .. })), "{error:?}");
+    }
+}
+
+#[test]
+fn stores_are_reached_over_ipv6() {
+    let server = match StoreServer::listen("[::1]:0".parse().unwrap()) {
+        Ok(server) => server,
+        Err(error) => return eprintln!("no IPv6 here: {error}"),
+    };
+
+    let store = TcpStore::connect("::1", server.address().port(), SOON).unwrap();
+
+    assert_eq!(store.add("n", 1), Ok(1));
+}
+
+#[test]
 fn two_servers_cannot_have_one_port() {
     let place = OverTcp::new();
 

@@ -184,6 +184,29 @@ def call_in_place(worker: Worker, place: str, others: list[str]) -> list[Any]:
     return call_all(worker, others)
 
 
+def wait_in_the_store(worker: Worker, port: int) -> int:
+    import os
+
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0", "WORLD_SIZE": "2"}
+    options = rpc.TensorPipeRpcBackendOptions(init_method="env://", rpc_timeout=20)
+    rpc.init_rpc("py", world_size=2, rpc_backend_options=options)
+    result = rpc.rpc_sync("rust", "echo", args=(6,))
+    rpc.shutdown()
+    return int(result)
+
+
+def test_a_server_of_torch_that_waits_for_all_of_its_workers_is_told_of_one_in_rust(group: Group) -> None:
+    """As it does where the rank is that of the environment."""
+    with store_worker("join", "rust", f"tcp://127.0.0.1:{group._port}", 1, 2) as rust:
+        group.add(wait_in_the_store, 0, 2, (group._port,))
+        assert rust.hear() == "py:0 rust:1"
+        assert rust.ask("leave") == "Ok(())"
+        outcomes = group.finish()
+        rust.end()
+
+    assert outcomes[0].value == 6
+
+
 def live_twice(worker: Worker) -> list[int]:
     seen = []
     for life in range(2):

@@ -121,6 +121,14 @@ pub enum StoreError {
         /// The key.
         key: String,
     },
+    /// A key or a value is longer than a server takes.
+    #[error("{len} bytes are too many for a store, which takes {limit} at most")]
+    TooLong {
+        /// Its length.
+        len: usize,
+        /// The longest that is taken.
+        limit: usize,
+    },
     /// The operating system refused something.
     #[error("{0}")]
     Io(String),
@@ -151,6 +159,7 @@ impl From<StoreError> for Error {
         let kind = match error {
             StoreError::Timeout { .. } => ErrorKind::Timeout,
             StoreError::NotANumber { .. } | StoreError::Refused(_) => ErrorKind::Protocol,
+            StoreError::TooLong { .. } => ErrorKind::Usage,
             StoreError::Forked => ErrorKind::Forked,
             _ => ErrorKind::Io,
         };
