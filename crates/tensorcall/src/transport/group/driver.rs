@@ -532,9 +532,11 @@ impl Shared {
     }
 
     /// Sends what is queued, and tells those ranks with which there was something that it is over, until
-    /// they say the same or `limit`.
-    pub(super) fn say_goodbye(&self, limit: Instant) {
-        self.stopping.store(true, Ordering::Release);
+    /// they say the same or `limit`. False if that was done before.
+    pub(super) fn say_goodbye(&self, limit: Instant) -> bool {
+        if self.stopping.swap(true, Ordering::AcqRel) {
+            return false;
+        }
         for peer in self.others() {
             let links = peer.inn.lock().take_links();
             for (wire, state) in links {
@@ -556,8 +558,20 @@ impl Shared {
         let mut held = self.progress.0.lock();
         while !self.others().all(is_over) {
             if self.progress.1.wait_until(&mut held, limit).timed_out() {
-                return;
+                break;
             }
+        }
+        true
+    }
+
+    /// Says nothing more to anybody, and drops what was to be said.
+    pub(super) fn end_all(&self) {
+        for peer in self.others() {
+            let mut out = peer.out.lock();
+            out.over.get_or_insert_with(|| CLOSED_HERE.to_owned());
+            let rest = std::mem::replace(&mut out.departures, Departures::new(0, peer.rank, 1));
+            drop(out);
+            drop(rest);
         }
     }
 }

@@ -145,8 +145,11 @@ impl Transport for GroupTransport {
     }
 
     fn stop(&self, limit: Instant) {
-        self.0.say_goodbye(limit);
+        if !self.0.say_goodbye(limit) {
+            return;
+        }
         self.0.group.abort();
+        self.0.end_all();
         if !self.0.threads.wait_ended(crate::clock::now() + THREADS_END) {
             tracing::error!("the process group does not end calls after it was aborted; its threads stay");
         }
