@@ -80,9 +80,7 @@ impl Agent {
         let agent = outside(py, || {
             let handler = Arc::clone(&handler) as Arc<dyn Handler>;
             match group {
-                Some(group) => {
-                    tensorcall::engine::Agent::start_over_group(config, handler, Arc::new(group))
-                }
+                Some(group) => tensorcall::engine::Agent::start_over_group(config, handler, Arc::new(group)),
                 None => tensorcall::engine::Agent::start(config, handler),
             }
         });

@@ -14,7 +14,7 @@ use crate::wire::tensor::BufferDesc;
 
 /// Messages that may be incomplete at once. A sender has few under way, but where sending is done before
 /// receiving is, some more are.
-const MAX_OPEN: usize = 1024;
+const MAX_OPEN: u32 = 1024;
 
 /// Pieces that may be on their way at once.
 const MAX_PIECES: usize = 256;
@@ -103,7 +103,7 @@ pub struct Arrivals<P: Places> {
     open_bytes: u64,
     /// Nothing comes after the pieces that are on their way.
     bye: bool,
-    arrivals: VecDeque<Arrival<P::Memory, P::Target>>,
+    events: VecDeque<Arrival<P::Memory, P::Target>>,
 }
 
 /// A link whose handshake is done.
@@ -156,13 +156,13 @@ impl<P: Places> Arrivals<P> {
             next_piece: 0,
             open_bytes: 0,
             bye: false,
-            arrivals: VecDeque::new(),
+            events: VecDeque::new(),
         }
     }
 
     /// The next thing that came.
     pub fn poll(&mut self) -> Option<Arrival<P::Memory, P::Target>> {
-        self.arrivals.pop_front()
+        self.events.pop_front()
     }
 
     /// The handshake of this link is done: messages on it are taken from now on.
@@ -207,7 +207,7 @@ impl<P: Places> Arrivals<P> {
     fn end_if_bye(&mut self) {
         if self.bye && self.pieces.is_empty() {
             self.bye = false;
-            self.arrivals.push_back(Arrival::Bye);
+            self.events.push_back(Arrival::Bye);
         }
     }
 
@@ -215,7 +215,7 @@ impl<P: Places> Arrivals<P> {
         match *record {
             Record::Handshake { link, bytes } => {
                 let bytes = bytes.to_vec();
-                self.arrivals.push_back(Arrival::Handshake { link: link.mirrored(), bytes });
+                self.events.push_back(Arrival::Handshake { link: link.mirrored(), bytes });
             }
             Record::Begin { link, stream, priority, control_len, narrow_len, bytes } => {
                 let link = link.mirrored();
@@ -234,7 +234,7 @@ impl<P: Places> Arrivals<P> {
             }
             Record::Piece { stream, number, len } => return self.announce(stream, number, len),
             Record::Close { link, at_once, text } => self.end(link.mirrored(), at_once, text),
-            Record::Reset => self.arrivals.push_back(Arrival::Reset),
+            Record::Reset => self.events.push_back(Arrival::Reset),
             Record::Bye => {
                 self.bye = true;
                 self.end_if_bye();
@@ -254,8 +254,8 @@ impl<P: Places> Arrivals<P> {
         if stream == 0 || self.streams.contains_key(&stream) {
             return Err(ConnectionError::StreamInUse(stream));
         }
-        if self.streams.len() >= MAX_OPEN {
-            return Err(ConnectionError::TooManyStreams { limit: MAX_OPEN as u32 });
+        if self.streams.len() >= MAX_OPEN as usize {
+            return Err(ConnectionError::TooManyStreams { limit: MAX_OPEN });
         }
         if control_len > self.limits.max_control {
             let len = control_len.into();
@@ -283,14 +283,13 @@ impl<P: Places> Arrivals<P> {
     /// Takes narrow bytes of a message.
     fn fill(&mut self, stream: u32, mut bytes: &[u8]) -> Result<(), ConnectionError> {
         let Some(assembly) = self.streams.get_mut(&stream) else { return Ok(()) };
-        assembly.narrow_left = assembly.narrow_left.checked_sub(bytes.len() as u64).ok_or_else(|| {
-            ConnectionError::BodyLength {
+        assembly.narrow_left =
+            assembly.narrow_left.checked_sub(bytes.len() as u64).ok_or(ConnectionError::BodyLength {
                 stream,
                 needed: assembly.narrow_left,
                 found: bytes.len() as u64,
                 end: false,
-            }
-        })?;
+            })?;
         if assembly.descriptor.is_none() {
             let count = bytes.len().min(assembly.control_len - assembly.control.len());
             assembly.control.extend_from_slice(&bytes[..count]);
@@ -366,14 +365,14 @@ impl<P: Places> Arrivals<P> {
                 self.or_broken(link, Err(error));
             }
         }
-        self.arrivals.push_back(Arrival::Piece { number, len, target });
+        self.events.push_back(Arrival::Piece { number, len, target });
         Ok(())
     }
 
     fn end(&mut self, link: WireLink, at_once: bool, text: &str) {
         let Some(open) = self.links.get_mut(&link).filter(|_| !at_once) else {
             self.close(link);
-            return self.arrivals.push_back(Arrival::Closed { link, text: text.to_owned() });
+            return self.events.push_back(Arrival::Closed { link, text: text.to_owned() });
         };
         open.closing = Some(text.to_owned());
         self.deliver(link);
@@ -382,7 +381,7 @@ impl<P: Places> Arrivals<P> {
     fn or_broken(&mut self, link: WireLink, result: Result<(), ConnectionError>) {
         if let Err(error) = result {
             self.close(link);
-            self.arrivals.push_back(Arrival::Broken { link, error });
+            self.events.push_back(Arrival::Broken { link, error });
         }
     }
 
@@ -399,7 +398,7 @@ impl<P: Places> Arrivals<P> {
                 let Some(assembly) = self.streams.remove(&stream) else { continue };
                 self.open_bytes -= assembly.size;
                 match assembly.finish(&mut self.places) {
-                    Ok(arrived) => self.arrivals.push_back(Arrival::Message { link, arrived }),
+                    Ok(arrived) => self.events.push_back(Arrival::Message { link, arrived }),
                     Err(error) => failed = Some(error),
                 }
             }
@@ -409,7 +408,7 @@ impl<P: Places> Arrivals<P> {
             self.or_broken(link, Err(error));
         } else if is_over && let Some(text) = open.closing.take() {
             self.close(link);
-            self.arrivals.push_back(Arrival::Closed { link, text });
+            self.events.push_back(Arrival::Closed { link, text });
         }
     }
 }
@@ -460,7 +459,9 @@ impl<P: Places> Assembly<P> {
         };
         let parts: Option<Vec<_>> = self.parts.into_iter().map(whole).collect();
         let mut parts = parts.ok_or(no_memory.clone())?.into_iter();
-        let (Some(descriptor), Some(payload)) = (self.descriptor, parts.next()) else { return Err(no_memory) };
+        let (Some(descriptor), Some(payload)) = (self.descriptor, parts.next()) else {
+            return Err(no_memory);
+        };
         Ok(Arrived { descriptor, payload, buffers: parts.collect() })
     }
 }

@@ -212,7 +212,9 @@ impl Agent {
     ) -> Result<Self> {
         if u32::from(config.rank.get()) != group.rank() {
             let (rank, other) = (config.rank, group.rank());
-            return Err(Error::usage(format!("the worker's rank is {rank}, but {other} in its process group")));
+            return Err(Error::usage(format!(
+                "the worker's rank is {rank}, but {other} in its process group"
+            )));
         }
         let incarnation = Incarnation::new(random()?);
         Self::start_with(config, handler, incarnation, &Hub::new(), Vec::new(), Some(group))
@@ -240,7 +242,9 @@ impl Agent {
         })?;
         let read = |(rank, text): (u32, Vec<u8>)| {
             let unreadable = |why: &dyn std::fmt::Display| {
-                Error::usage(format!("what rank {rank} of the process group says of itself is invalid: {why}"))
+                Error::usage(format!(
+                    "what rank {rank} of the process group says of itself is invalid: {why}"
+                ))
             };
             let (name, contact): (String, String) =
                 serde_json::from_slice(&text).map_err(|error| unreadable(&error))?;

@@ -38,7 +38,10 @@ struct State {
 
 impl std::fmt::Debug for State {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("State").field("threads", &self.threads).field("idle", &self.idle).finish_non_exhaustive()
+        f.debug_struct("State")
+            .field("threads", &self.threads)
+            .field("idle", &self.idle)
+            .finish_non_exhaustive()
     }
 }
 
