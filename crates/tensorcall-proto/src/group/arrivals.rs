@@ -12,12 +12,15 @@ use crate::wire::frame::Priority;
 use crate::wire::limits::Limits;
 use crate::wire::tensor::BufferDesc;
 
-/// Messages that may be incomplete at once. A sender has few under way, but where sending is done before
-/// receiving is, some more are.
-const MAX_OPEN: u32 = 1024;
+/// Messages that may be incomplete at once. A sender has few under way; but some groups are done with
+/// sending long before anybody receives.
+const MAX_OPEN: u32 = 1 << 14;
 
-/// Pieces that may be on their way at once.
-const MAX_PIECES: usize = 256;
+/// Pieces that may have been announced and not received; as with messages.
+const MAX_PIECES: usize = 1 << 14;
+
+/// Pieces that are received at once; further ones wait.
+const RECEIVING: usize = super::MAX_WINDOW;
 
 /// Gives memory for what comes.
 pub trait Places {
@@ -97,8 +100,10 @@ pub struct Arrivals<P: Places> {
     places: P,
     links: HashMap<WireLink, OpenLink>,
     streams: HashMap<u32, Assembly<P>>,
-    /// Pieces on their way: of which message.
+    /// Pieces that are being received or wait for that: of which message.
     pieces: HashMap<u64, u32>,
+    /// Those that wait.
+    waiting: VecDeque<Coming<P::Target>>,
     next_piece: u64,
     open_bytes: u64,
     /// Nothing comes after the pieces that are on their way.
@@ -114,6 +119,9 @@ struct OpenLink {
     /// It is over after these messages, for this reason.
     closing: Option<String>,
 }
+
+/// A piece that comes: its number, its length and where it belongs.
+type Coming<T> = (u64, u64, Option<T>);
 
 /// A message that is not complete.
 #[derive(Debug)]
@@ -153,6 +161,7 @@ impl<P: Places> Arrivals<P> {
             links: HashMap::new(),
             streams: HashMap::new(),
             pieces: HashMap::new(),
+            waiting: VecDeque::new(),
             next_piece: 0,
             open_bytes: 0,
             bye: false,
@@ -200,6 +209,9 @@ impl<P: Places> Arrivals<P> {
             assembly.pieces -= 1;
             let link = assembly.link;
             self.deliver(link);
+        }
+        if let Some((number, len, target)) = self.waiting.pop_front() {
+            self.events.push_back(Arrival::Piece { number, len, target });
         }
         self.end_if_bye();
     }
@@ -365,7 +377,11 @@ impl<P: Places> Arrivals<P> {
                 self.or_broken(link, Err(error));
             }
         }
-        self.events.push_back(Arrival::Piece { number, len, target });
+        if self.pieces.len() > RECEIVING {
+            self.waiting.push_back((number, len, target));
+        } else {
+            self.events.push_back(Arrival::Piece { number, len, target });
+        }
         Ok(())
     }
 

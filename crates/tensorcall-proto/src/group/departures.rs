@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use super::envelope::{Record, WireLink, Writer};
-use super::{ENVELOPE, PIECE};
+use super::{ENVELOPE, MAX_WINDOW, PIECE};
 use crate::connection::Segment;
 use crate::ids::MessageId;
 use crate::wire::frame::Priority;
@@ -123,12 +123,12 @@ struct Progress {
 }
 
 impl<S: Segment> Departures<S> {
-    /// Nothing waits. At most `window` pieces are ever on their way.
+    /// Nothing waits. At most `window` pieces, and at most [`MAX_WINDOW`], are ever on their way.
     pub fn new(from: u32, to: u32, window: usize) -> Self {
         Self {
             from,
             to,
-            window: window.max(1),
+            window: window.clamp(1, MAX_WINDOW),
             signals: VecDeque::new(),
             queues: Default::default(),
             open: HashMap::new(),
