@@ -25,6 +25,7 @@ import torch
 from torch._C._distributed_c10d import AllgatherOptions, PrefixStore, ProcessGroupGloo, Store
 
 from .. import _tensorcall
+from . import _membership
 from ._groups import ABORTED, CONTROL_TAG
 
 _FOREVER = timedelta(days=3650)
@@ -112,15 +113,15 @@ class GlooGroup:
         self.abort()
 
 
-def device_of(host: str | None) -> Any:
+def device_of(init_method: str | None) -> Any:
     """What gloo's connections are made on: the address that the other transports would listen on.
 
     Args:
-        host: where the workers meet; ``None`` for this host.
+        init_method: where the workers meet; ``None`` leaves the choice to torch, as for its own groups.
     """
-    if os.environ.get("GLOO_SOCKET_IFNAME"):
+    if init_method is None or os.environ.get("GLOO_SOCKET_IFNAME"):
         return ProcessGroupGloo.create_default_device()
-    address, _ = _tensorcall.listening(host)
+    address, _ = _tensorcall.listening(_membership.meeting_host(init_method))
     return ProcessGroupGloo.create_device(hostname=address)
 
 

@@ -102,7 +102,7 @@ def _connect(
     meeting = _membership._Meeting(keys, rank, world_size, deadline, init_method or "")
     try:
         try:
-            device = _gloo.device_of(None if init_method is None else _membership.meeting_host(init_method))
+            device = _gloo.device_of(init_method) if world_size > 1 else None
         except Exception as error:
             meeting.spoil(f"worker {name!r} (rank {rank}) cannot join: {error}")
             raise
@@ -147,10 +147,12 @@ class _Joining:
             made.append(self._start(entries[0]["job"], handler))
         except Exception as error:
             self._gather({"error": f"worker {self._name!r} (rank {rank}) cannot join: {error}"})
+            self._part()
             raise
         answers = self._gather({"contact": made[0].contact()})
         for answer in answers:
             if "error" in answer:
+                self._part()
                 raise RuntimeError(answer["error"])
         roster = [
             (entry["name"], other, answer["contact"])
@@ -189,11 +191,15 @@ class _Joining:
             error = _devices.fault({entry["name"]: entry["devices"] for entry in entries})
         if error is None:
             return
+        self._part()
+        raise (ValueError if is_value else RuntimeError)(error)
+
+    def _part(self) -> None:
+        """Let nobody lose the group who has not heard yet why there will be none."""
         try:
             self._gather({}, _PARTING)
         except RuntimeError as late:
             _logger.debug("parting from the group: %s", late)
-        raise (ValueError if is_value else RuntimeError)(error)
 
     def _gather(self, mine: dict[str, Any], limit: timedelta | None = None) -> list[dict[str, Any]]:
         data = json.dumps(mine).encode()

@@ -92,14 +92,14 @@ def test_calls_of_all_kinds_reach_all_workers_the_caller_included(group: Group) 
     group.run(calls, calls, calls)
 
 
-def alone(worker: Worker) -> tuple[list[str], int]:
-    with joined(worker):
+def alone(worker: Worker, folder: str) -> tuple[list[str], int]:
+    with joined(worker, init_method=f"file://{folder}/store"):
         assert rpc.rpc_sync("w0", nested, args=("w0", torch.ones(2))).tolist() == [2, 2]
         return listening(), len(rpc.api._get_current_rpc_agent().get_worker_infos())
 
 
-def test_a_group_of_one_worker_works_and_listens_nowhere(group: Group) -> None:
-    assert group.run(alone) == [([], 1)]
+def test_a_group_of_one_worker_works_and_listens_nowhere(group: Group, tmp_path: Path) -> None:
+    assert group.run(alone, arguments=(str(tmp_path),)) == [([], 1)]
 
 
 def listening() -> list[str]:

@@ -28,7 +28,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], list[GlooG
     def make(size: int) -> list[GlooGroup]:
         store = HashStore()
         with ThreadPoolExecutor(size) as pool:
-            devices = [_gloo.device_of(None) for _ in range(size)]
+            devices = [_gloo.device_of("file:///here") for _ in range(size)]
             ranks = pool.map(lambda r: GlooGroup(store, r, size, LIMIT, devices[r]), range(size))
             made.extend(ranks)
         return made

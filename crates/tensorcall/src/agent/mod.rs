@@ -55,6 +55,7 @@ use self::rrefs::RRefs;
 pub(crate) use self::rrefs::Release;
 pub use self::rrefs::{Leak, RRefCounts};
 pub use self::serve::{Handler, InboundCall, Responder};
+pub(crate) use self::serve::{Spawner, Watch};
 use self::shutdown::Group;
 use crate::buffer::BufferPool;
 use crate::clock::now;
@@ -185,7 +186,7 @@ impl Agent {
         let incarnation = Incarnation::new(random()?);
         let name = format!("tensorcall-{:016x}-{}", incarnation.get(), config.rank);
         let ip = config.listening()?.ip;
-        let listeners = vec![socket::listen_unix(&name)?, socket::listen_tcp(ip)?];
+        let listeners = vec![socket::listen_unix(&name)?, socket::listen_tcp((ip, 0).into())?];
         Self::start_with(config, handler, incarnation, &Hub::new(), listeners, None)
     }
 
@@ -321,6 +322,11 @@ impl Agent {
         &self.inner.me
     }
 
+    /// This agent, for those who do not keep it alive.
+    pub(crate) fn weak(&self) -> Weak<Inner> {
+        self.inner.this.clone()
+    }
+
     /// What the other workers need to reach this one.
     pub fn contact(&self) -> String {
         let addresses = self.inner.transports().flat_map(Transport::addresses).collect();
@@ -445,16 +451,15 @@ impl Agent {
     /// Gives up a call to `to`: its future fails, and the callee does not run it if it has not begun.
     /// Tells whether the call was still under way.
     pub fn cancel(&self, to: Rank, call: MessageId) -> bool {
-        let Ok(peer) = self.inner.check_home().and_then(|()| self.inner.peer(to)) else { return false };
-        let mut state = peer.state.lock();
-        let Some(ticket) = state.calls.abandon(call) else { return false };
-        state.gives_up(call, &ticket);
-        drop(state);
-        let text = format!("the call of {} on worker '{}' was cancelled", ticket.function, peer.name());
-        self.inner.complete(|| Some((ticket, Err(Error::new(ErrorKind::Cancelled, text)))));
-        self.inner.post(&peer, Outbound::plain(Message::Cancel { id: call }));
-        peer.room.notify_all();
-        true
+        self.inner.cancel(to, call)
+    }
+
+    /// All workers of the group that are known, by rank; those that are gone too.
+    pub fn workers(&self) -> Vec<(WorkerName, Rank)> {
+        let mut workers: Vec<_> =
+            self.inner.peers().iter().map(|peer| (peer.name().clone(), peer.rank())).collect();
+        workers.sort_by_key(|(_, rank)| *rank);
+        workers
     }
 
     /// Runs `task` on a pool thread that does not count as one of `num_worker_threads`.
@@ -575,6 +580,27 @@ impl Inner {
     pub(crate) fn agent(self: &Arc<Self>) -> Option<Agent> {
         let end = self.end.get()?.upgrade()?;
         Some(Agent { _end: end, inner: Arc::clone(self) })
+    }
+
+    /// See [`Agent::cancel`].
+    pub(crate) fn cancel(&self, to: Rank, call: MessageId) -> bool {
+        let Ok(peer) = self.check_home().and_then(|()| self.peer(to)) else { return false };
+        let mut state = peer.state.lock();
+        let Some(ticket) = state.calls.abandon(call) else { return false };
+        state.gives_up(call, &ticket);
+        drop(state);
+        let text = format!("the call of {} on worker '{}' was cancelled", ticket.function, peer.name());
+        self.complete(|| Some((ticket, Err(Error::new(ErrorKind::Cancelled, text)))));
+        self.post(&peer, Outbound::plain(Message::Cancel { id: call }));
+        peer.room.notify_all();
+        true
+    }
+
+    /// Tells `to` that nobody waits for a call of ours any more that is over here: its time was.
+    pub(crate) fn forget(&self, to: Rank, call: MessageId) {
+        if let Ok(peer) = self.check_home().and_then(|()| self.peer(to)) {
+            self.post(&peer, Outbound::plain(Message::Cancel { id: call }));
+        }
     }
 
     fn transports(&self) -> impl Iterator<Item = &dyn Transport> {
