@@ -256,3 +256,33 @@ fn a_rank_must_be_its_own_in_the_group() {
 
     assert_eq!(error.kind(), ErrorKind::Usage);
 }
+
+/// The native interface over a group: names, calls, shutdown.
+#[test]
+fn native_workers_meet_over_a_group() {
+    let fabric = Fabric::new(2, true);
+    let start = |number: u32| {
+        let member = fabric.member(number);
+        thread(move || {
+            let builder = tensorcall::Agent::builder(format!("native{number}")).process_group(member);
+            builder.function("add", |a: i64, b: i64| a + b).start().unwrap()
+        })
+    };
+    let starting = [start(0), start(1)];
+    let agents: Vec<_> = starting.iter().map(finish).collect();
+
+    let sum: i64 = agents[0].call_blocking("native1", "add", (2, 3)).unwrap();
+
+    assert_eq!(sum, 5);
+    let leaving: Vec<_> = agents.into_iter().map(|agent| thread(move || agent.shutdown().unwrap())).collect();
+    leaving.iter().for_each(finish);
+}
+
+#[test]
+fn a_native_worker_cannot_have_another_rank_than_its_group() {
+    let member = Fabric::new(2, true).member(1);
+
+    let error = tensorcall::Agent::builder("x").rank(0).process_group(member).start().unwrap_err();
+
+    assert_eq!(error.kind(), ErrorKind::Usage);
+}
