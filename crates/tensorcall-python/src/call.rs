@@ -10,9 +10,9 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 use tensorcall::engine::proto::ids::{Rank, WorkerName};
 use tensorcall::engine::proto::wire::message::Encoding;
-use tensorcall::engine::{Error, ErrorKind, Promise, Response, RpcFuture};
+use tensorcall::engine::{Desk, Error, ErrorKind, Promise, Response, RpcFuture};
 
-use crate::autograd::{Place, to_place};
+use crate::autograd::{Place, recorded, to_place};
 use crate::bell::Bell;
 use crate::error::{self, to_python};
 use crate::gil::{inside, outside};
@@ -28,6 +28,7 @@ const SLICE: Duration = Duration::from_millis(100);
 const DECODED: u8 = 0;
 const PICKLED_RESULT: u8 = 1;
 const PICKLED_EXCEPTION: u8 = 2;
+const PLAIN_EXCEPTION: u8 = 3;
 
 /// Encoding, payload, tensors, references, and the autograd context that they belong to.
 type RawResult<'py> = (u8, Bound<'py, PyAny>, Bound<'py, PyList>, Bound<'py, PyList>, Option<Place>);
@@ -37,6 +38,8 @@ type RawResult<'py> = (u8, Bound<'py, PyAny>, Bound<'py, PyList>, Bound<'py, PyL
 pub(crate) struct Call {
     future: RpcFuture,
     origin: Origin,
+    /// If it is a backward pass, where the thread that waits finds this worker's part of it.
+    desk: Option<Desk>,
     /// Nobody is told if it fails and nobody looks.
     disregarded: AtomicBool,
 }
@@ -58,7 +61,13 @@ pub(crate) struct Route {
 
 impl Call {
     pub(crate) fn of_rpc(future: RpcFuture, route: Route) -> Self {
-        Self { future, origin: Origin::Rpc(route), disregarded: AtomicBool::new(false) }
+        Self { future, origin: Origin::Rpc(route), desk: None, disregarded: AtomicBool::new(false) }
+    }
+
+    pub(crate) fn of_pass(desk: Desk, route: Route) -> Self {
+        let future = desk.future().clone();
+        let origin = Origin::Rpc(route);
+        Self { future, origin, desk: Some(desk), disregarded: AtomicBool::new(false) }
     }
 
     fn target(&self) -> Option<&WorkerName> {
@@ -111,6 +120,11 @@ impl Route {
     fn log(&self, py: Python<'_>, failure: tensorcall::engine::Result<Response>) -> PyResult<()> {
         let (function, worker) = (self.function.as_ref(), self.name.as_str());
         match failure {
+            Ok(Response { body, encoding: Encoding::Value, .. }) => {
+                let (_, message, origin) = value::decode_exception(body.payload.as_ref())?;
+                let text = if origin.is_empty() { message } else { origin };
+                self.handler.call(intern!(py, "unseen_error"), (function, worker, text))?;
+            }
             Ok(Response { body, .. }) => {
                 let payload = PyBytes::new(py, body.payload.as_ref());
                 self.handler.call(intern!(py, "unseen_exception"), (function, worker, &payload))?;
@@ -128,7 +142,7 @@ impl Call {
     #[new]
     fn new() -> Self {
         let (promise, future) = tensorcall::engine::promise();
-        Self { future, origin: Origin::Local(promise), disregarded: AtomicBool::new(false) }
+        Self { future, origin: Origin::Local(promise), desk: None, disregarded: AtomicBool::new(false) }
     }
 
     /// Completes a local one; false if it was done.
@@ -147,7 +161,10 @@ impl Call {
         }
         let limit = timeout.map(time::after);
         wait_in_slices(py, limit, |until| {
-            tensorcall::engine::lend(self.target(), || self.future.wait_until(until))
+            tensorcall::engine::lend(self.target(), || match &self.desk {
+                None => self.future.wait_until(until),
+                Some(desk) => desk.work_until(until),
+            })
         })
     }
 
@@ -157,7 +174,7 @@ impl Call {
     }
 
     /// The outcome of an RPC, once: encoding, payload, tensors, references, autograd context. Raises why
-    /// there is none.
+    /// there is none. The tensors of plain data are those that the sender has recorded.
     fn result<'py>(&self, py: Python<'py>) -> PyResult<RawResult<'py>> {
         let outcome = self.future.take();
         let outcome =
@@ -166,19 +183,22 @@ impl Call {
         let tensors = read_tensors(py, &body.tensors, body.buffers)?;
         let payload = body.payload.as_ref();
         let autograd = body.autograd.map(to_place);
-        if encoding == Encoding::Value && !raised {
-            if payload.is_empty() {
+        if encoding == Encoding::Value {
+            let (kind, object) = match &self.origin {
                 // The answer to a call whose result stayed there.
-                let none = py.None().into_bound(py);
-                return Ok((DECODED, none, PyList::empty(py), PyList::empty(py), autograd));
-            }
-            return Ok((
-                DECODED,
-                value::decode(py, payload, &tensors)?,
-                PyList::empty(py),
-                PyList::empty(py),
-                autograd,
-            ));
+                _ if payload.is_empty() => (DECODED, py.None().into_bound(py)),
+                _ if raised => {
+                    let parts = value::decode_exception(payload)?;
+                    (PLAIN_EXCEPTION, parts.into_pyobject(py)?.into_any())
+                }
+                Origin::Rpc(Route { handler, .. }) => {
+                    let rrefs = handler.python_rrefs(py, body.rrefs)?;
+                    (DECODED, value::decode(py, payload, &tensors, &rrefs)?)
+                }
+                Origin::Local(_) => (DECODED, value::decode(py, payload, &tensors, &[])?),
+            };
+            let recorded = if raised { Vec::new() } else { recorded(body.autograd, &body.tensors, &tensors) };
+            return Ok((kind, object, PyList::new(py, recorded)?, PyList::empty(py), autograd));
         }
         let kind = if raised { PICKLED_EXCEPTION } else { PICKLED_RESULT };
         let rrefs = match &self.origin {
@@ -215,8 +235,11 @@ impl Call {
         self.disregarded.store(true, Ordering::Relaxed);
     }
 
-    /// Gives an RPC up: its future fails, and the callee is told.
+    /// Gives an RPC up: its future fails, and the callee is told. A backward pass goes on without this thread.
     fn cancel(&self, py: Python<'_>) {
+        if let Some(desk) = &self.desk {
+            outside(py, || desk.close());
+        }
         if let (Origin::Rpc(Route { agent, to, .. }), Some(id)) = (&self.origin, self.future.call()) {
             outside(py, || agent.cancel(*to, id));
         }

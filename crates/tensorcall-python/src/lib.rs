@@ -18,6 +18,7 @@ mod tensor;
 mod testing;
 mod thread_state;
 mod time;
+mod unfit;
 mod user_code;
 mod value;
 mod visitors;

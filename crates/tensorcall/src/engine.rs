@@ -15,12 +15,14 @@
 pub use tensorcall_proto as proto;
 
 pub use crate::agent::{
-    Agent, CallError, Fault, Faults, Handler, InboundCall, Leak, Metrics, PeerInfo, RRefCounts, Request,
-    Responder, ThreadHook, is_pool_thread, lend,
+    Agent, CallError, Desk, Fault, Faults, Handler, InboundCall, Leak, Metrics, PeerInfo, RRefCounts,
+    Request, Responder, ThreadHook, is_pool_thread, lend,
 };
 pub use crate::config::AgentConfig;
 pub use crate::error::{Error, ErrorKind, Result};
 pub use crate::future::{Promise, Response, RpcFuture, promise};
+pub use crate::gather::{Gathered, Gatherings};
+pub use crate::membership::{Joining, Member, Roster, Start, join};
 pub use crate::rref::{Kept, Packed, RRef, RRefState};
 pub use crate::transport::host::Listening;
 

@@ -10,6 +10,7 @@ mod common;
 use std::any::Any;
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::thread::ThreadId;
 use std::time::Duration;
 
 use common::gate::Gate;
@@ -20,6 +21,7 @@ use tensorcall::engine::proto::autograd::{Pass, Plan, PlannedRecv};
 use tensorcall::engine::proto::ids::PassId;
 use tensorcall::engine::proto::wire::message::{Encoding, FailureKind};
 use tensorcall::engine::sync::Mutex;
+use tensorcall::engine::transport::group::Fabric;
 use tensorcall::engine::transport::memory::Hub;
 use tensorcall::engine::{
     Agent, ErrorKind, Handler, InboundCall, Responder, Response, RpcFuture, ThreadHook,
@@ -48,6 +50,8 @@ struct Ring {
     arrived: Arc<Mutex<Vec<u64>>>,
     ended: Arc<Mutex<Vec<Option<String>>>>,
     busy: Arc<Mutex<HashSet<PassId>>>,
+    /// Who ran products.
+    threads: Arc<Mutex<HashSet<ThreadId>>>,
 }
 
 impl Ring {
@@ -61,6 +65,7 @@ impl Ring {
             arrived: Arc::default(),
             ended: Arc::default(),
             busy: Arc::default(),
+            threads: Arc::default(),
         }
     }
 
@@ -121,7 +126,7 @@ impl LocalEngine for Ring {
         _: bool,
     ) -> Result<Vec<Found>, PassError> {
         assert!(self.busy.lock().insert(pass.id), "two things at once in one pass");
-        assert!(tensorcall::engine::is_pool_thread());
+        self.threads.lock().insert(std::thread::current().id());
         if let Some(gate) = &self.gate {
             gate.pass();
         }
@@ -176,11 +181,15 @@ impl Handler for Ring {
 
 fn start(kind: Kind, rings: &[Ring]) -> Vec<Agent> {
     let hub = Hub::new();
+    let fabric = Fabric::new(u32::try_from(rings.len()).unwrap(), true);
     let start = |(number, ring): (u32, &Ring)| {
         let handler = Arc::new(ring.clone());
         match kind {
             Kind::Memory => Agent::start_in_memory(config(number), handler, &hub).unwrap(),
             Kind::Unix | Kind::Tcp => Agent::start(config(number), handler).unwrap(),
+            Kind::Group { .. } => {
+                Agent::start_over_group(config(number), handler, fabric.member(number)).unwrap()
+            }
         }
     };
     let agents: Vec<_> = (0..).zip(rings).map(start).collect();
@@ -213,7 +222,7 @@ fn await_ends(rings: &[Ring], count: usize) {
 
 #[test]
 fn a_gradient_goes_round_as_often_as_the_number_did() {
-    for kind in [Kind::Memory, Kind::Unix] {
+    for kind in [Kind::Memory, Kind::Unix, Kind::Group { any_source: false }] {
         let (agents, rings) = ring(kind, 3, 12);
         let weights: u64 = 2 * 3 * 4;
 
@@ -228,6 +237,37 @@ fn a_gradient_goes_round_as_often_as_the_number_did() {
         }
         leave_together(agents);
     }
+}
+
+#[test]
+fn a_thread_that_waits_at_a_desk_does_its_workers_part() {
+    let (agents, rings) = ring(Kind::Unix, 3, 12);
+    let me = std::thread::current().id();
+
+    let desk = agents[0].begin_backward(5, Arc::new("roots"), false, Some(SOON)).unwrap();
+    assert!(desk.work_until(Some(deadline(SOON))));
+
+    assert!(!outcome(desk.future()).unwrap().raised);
+    assert_eq!(*rings[0].threads.lock(), HashSet::from([me]));
+    assert!(!rings[1].threads.lock().contains(&me));
+    leave_together(agents);
+}
+
+#[test]
+fn a_desk_that_is_left_leaves_its_work_to_the_pool() {
+    let gate = Gate::default();
+    let held = Ring { gate: Some(gate.clone()), ..Ring::new(1, 3, 12) };
+    let rings = [Ring::new(0, 3, 12), held, Ring::new(2, 3, 12)];
+    let agents = start(Kind::Memory, &rings);
+
+    let desk = agents[0].begin_backward(5, Arc::new("roots"), false, Some(SOON)).unwrap();
+    assert!(!desk.work_until(Some(deadline(Duration::from_millis(20)))), "the second worker is held");
+    let future = desk.future().clone();
+    drop(desk);
+    gate.open();
+
+    assert!(!outcome(&future).unwrap().raised);
+    assert!(rings[0].threads.lock().len() > 1, "what came later was done elsewhere");
 }
 
 #[test]
@@ -282,7 +322,7 @@ const PANICKED: (ErrorKind, &str) = (ErrorKind::Autograd, "the local engine pani
 
 #[test]
 fn a_pass_whose_worker_dies_ends_on_all_others() {
-    for kind in [Kind::Memory, Kind::Unix] {
+    for kind in [Kind::Memory, Kind::Unix, Kind::Group { any_source: false }] {
         let gate = Gate::default();
         let mut rings: Vec<_> = (0..4).map(|own| Ring::new(own, 4, 8)).collect();
         rings[2].gate = Some(gate.clone());

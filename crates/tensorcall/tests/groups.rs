@@ -14,11 +14,11 @@ use common::{
 };
 use tensorcall::engine::body::Body;
 use tensorcall::engine::buffer::Region;
-use tensorcall::engine::transport::group::{Fabric, ProcessGroup};
-use tensorcall::engine::{Agent, ErrorKind};
 use tensorcall::engine::proto::ids::WorkerName;
 use tensorcall::engine::proto::wire::message::Encoding;
 use tensorcall::engine::proto::wire::tensor::{DType, TensorDesc};
+use tensorcall::engine::transport::group::{Fabric, ProcessGroup};
+use tensorcall::engine::{Agent, ErrorKind};
 
 fn functions() -> Functions {
     Functions::default().plain("echo", <[u8]>::to_vec)
@@ -44,7 +44,9 @@ fn workers_meet_by_name_and_call_each_other_without_a_socket() {
     let fabric = Fabric::new(3, true);
     let agents = agents(&fabric, 3, functions);
 
-    assert!(agents.iter().all(|agent| !agent.contact().contains("tcp:") && !agent.contact().contains("unix:")));
+    assert!(
+        agents.iter().all(|agent| !agent.contact().contains("tcp:") && !agent.contact().contains("unix:"))
+    );
     assert_eq!(agents[0].rank_of(&WorkerName::parse("worker2").unwrap()), Some(rank(2)));
     for (from, to) in [(0, 1), (1, 2), (2, 0), (1, 1)] {
         assert_eq!(ask(&agents[from], to, "echo", b"hello").unwrap(), b"hello");
@@ -112,7 +114,10 @@ fn a_lost_rank_is_reported_by_name_and_harms_no_other() {
     let error = answer(&pending).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::PeerLost);
     let text = error.to_string();
-    assert!(text.contains("worker1") && text.contains("lost rank 1") && text.contains("answer later"), "{text}");
+    assert!(
+        text.contains("worker1") && text.contains("lost rank 1") && text.contains("answer later"),
+        "{text}"
+    );
     assert_eq!(ask(&agents[0], 1, "echo", b"").unwrap_err().kind(), ErrorKind::PeerLost);
     eventually("worker1 is lost for worker0", || agents[0].gone() == [rank(1)]);
     assert_eq!(ask(&agents[0], 2, "echo", b"x").unwrap(), b"x");
@@ -124,13 +129,15 @@ fn where_a_group_does_not_tell_of_a_loss_the_deadline_does() {
     let fabric = Fabric::new(2, true);
     let agents = agents(&fabric, 2, functions);
     ask(&agents[0], 1, "echo", b"").unwrap();
-    fabric.delay(Duration::from_secs(3600));
+    fabric.delay(Duration::from_hours(1));
 
     let future = agents[0].call(rank(1), request("echo", b"", Some(Duration::from_millis(50)))).unwrap();
 
     assert_eq!(answer(&future).unwrap_err().kind(), ErrorKind::Timeout);
     let start = now();
-    agents.iter().for_each(|agent| agent.close(false, now()));
+    for agent in &agents {
+        agent.close(false, now());
+    }
     assert!(start.elapsed() < Duration::from_secs(10), "aborted in bounded time");
 }
 
@@ -167,7 +174,8 @@ fn slow_messages_change_nothing_but_the_time() {
     fabric.delay(Duration::from_millis(3));
     let agents = agents(&fabric, 2, functions);
 
-    let futures: Vec<_> = (0..64).map(|i| call(&agents[0], 1, "echo", &pattern(i * 3000, 1)).unwrap()).collect();
+    let futures: Vec<_> =
+        (0..64).map(|i| call(&agents[0], 1, "echo", &pattern(i * 3000, 1)).unwrap()).collect();
 
     for (i, future) in futures.iter().enumerate() {
         assert!(answer(future).unwrap() == pattern(i * 3000, 1), "{i}");
@@ -245,6 +253,36 @@ fn a_rank_must_be_its_own_in_the_group() {
     assert_eq!(member.size(), 2);
 
     let error = Agent::start_over_group(config(0), Arc::new(functions()), member).unwrap_err();
+
+    assert_eq!(error.kind(), ErrorKind::Usage);
+}
+
+/// The native interface over a group: names, calls, shutdown.
+#[test]
+fn native_workers_meet_over_a_group() {
+    let fabric = Fabric::new(2, true);
+    let start = |number: u32| {
+        let member = fabric.member(number);
+        thread(move || {
+            let builder = tensorcall::Agent::builder(format!("native{number}")).process_group(member);
+            builder.function("add", |a: i64, b: i64| a + b).start().unwrap()
+        })
+    };
+    let starting = [start(0), start(1)];
+    let agents: Vec<_> = starting.iter().map(finish).collect();
+
+    let sum: i64 = agents[0].call_blocking("native1", "add", (2, 3)).unwrap();
+
+    assert_eq!(sum, 5);
+    let leaving: Vec<_> = agents.into_iter().map(|agent| thread(move || agent.shutdown().unwrap())).collect();
+    leaving.iter().for_each(finish);
+}
+
+#[test]
+fn a_native_worker_cannot_have_another_rank_than_its_group() {
+    let member = Fabric::new(2, true).member(1);
+
+    let error = tensorcall::Agent::builder("x").rank(0).process_group(member).start().unwrap_err();
 
     assert_eq!(error.kind(), ErrorKind::Usage);
 }

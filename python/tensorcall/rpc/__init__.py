@@ -30,6 +30,7 @@ from . import options as options
 from . import rref_proxy as rref_proxy
 from ._agent import ProcessGroupAgent, RpcAgent, TensorPipeAgent
 from ._autograd import autograd as _autograd
+from ._named import function
 from ._rref import PyRRef
 from ._waiting import interruptible
 from ._worker import WorkerInfo
@@ -75,6 +76,7 @@ __all__ = [
     "backend_registered",
     "construct_rpc_backend_options",
     "enable_gil_profiling",
+    "function",
     "get_rpc_timeout",
     "get_worker_info",
     "init_backend",

@@ -10,6 +10,7 @@
 //! - `pool.rs`: threads that run functions
 //! - `serve.rs`: a request on its way through the pool and back
 //! - `autograd.rs`: backward passes, with the local engine
+//! - `desk.rs`: what the thread that waits for a pass does for it
 //! - `rrefs/`: references: who owns, holds and shares what, and requests that wait for them
 //! - `shutdown.rs`: agreeing that the group is quiet, and closing
 //!
@@ -19,6 +20,7 @@
 mod autograd;
 mod calls;
 mod cancels;
+mod desk;
 mod dispatch;
 mod faults;
 mod members;
@@ -41,6 +43,7 @@ use tensorcall_proto::wire::message::{Message, Phase};
 use self::autograd::Backward;
 pub use self::calls::{CallError, Request};
 use self::cancels::Cancels;
+pub use self::desk::Desk;
 use self::faults::FaultLine;
 pub use self::faults::{Fault, Faults};
 use self::members::{Admitted, GroupKind, Members};
@@ -52,6 +55,7 @@ use self::rrefs::RRefs;
 pub(crate) use self::rrefs::Release;
 pub use self::rrefs::{Leak, RRefCounts};
 pub use self::serve::{Handler, InboundCall, Responder};
+pub(crate) use self::serve::{Spawner, Watch};
 use self::shutdown::Group;
 use crate::buffer::BufferPool;
 use crate::clock::now;
@@ -182,7 +186,7 @@ impl Agent {
         let incarnation = Incarnation::new(random()?);
         let name = format!("tensorcall-{:016x}-{}", incarnation.get(), config.rank);
         let ip = config.listening()?.ip;
-        let listeners = vec![socket::listen_unix(&name)?, socket::listen_tcp(ip)?];
+        let listeners = vec![socket::listen_unix(&name)?, socket::listen_tcp((ip, 0).into())?];
         Self::start_with(config, handler, incarnation, &Hub::new(), listeners, None)
     }
 
@@ -209,7 +213,9 @@ impl Agent {
     ) -> Result<Self> {
         if u32::from(config.rank.get()) != group.rank() {
             let (rank, other) = (config.rank, group.rank());
-            return Err(Error::usage(format!("the worker's rank is {rank}, but {other} in its process group")));
+            return Err(Error::usage(format!(
+                "the worker's rank is {rank}, but {other} in its process group"
+            )));
         }
         let incarnation = Incarnation::new(random()?);
         Self::start_with(config, handler, incarnation, &Hub::new(), Vec::new(), Some(group))
@@ -237,7 +243,9 @@ impl Agent {
         })?;
         let read = |(rank, text): (u32, Vec<u8>)| {
             let unreadable = |why: &dyn std::fmt::Display| {
-                Error::usage(format!("what rank {rank} of the process group says of itself is invalid: {why}"))
+                Error::usage(format!(
+                    "what rank {rank} of the process group says of itself is invalid: {why}"
+                ))
             };
             let (name, contact): (String, String) =
                 serde_json::from_slice(&text).map_err(|error| unreadable(&error))?;
@@ -312,6 +320,11 @@ impl Agent {
     /// Who this worker is.
     pub fn identity(&self) -> &Identity {
         &self.inner.me
+    }
+
+    /// This agent, for those who do not keep it alive.
+    pub(crate) fn weak(&self) -> Weak<Inner> {
+        self.inner.this.clone()
     }
 
     /// What the other workers need to reach this one.
@@ -438,16 +451,15 @@ impl Agent {
     /// Gives up a call to `to`: its future fails, and the callee does not run it if it has not begun.
     /// Tells whether the call was still under way.
     pub fn cancel(&self, to: Rank, call: MessageId) -> bool {
-        let Ok(peer) = self.inner.check_home().and_then(|()| self.inner.peer(to)) else { return false };
-        let mut state = peer.state.lock();
-        let Some(ticket) = state.calls.abandon(call) else { return false };
-        state.gives_up(call, &ticket);
-        drop(state);
-        let text = format!("the call of {} on worker '{}' was cancelled", ticket.function, peer.name());
-        self.inner.complete(|| Some((ticket, Err(Error::new(ErrorKind::Cancelled, text)))));
-        self.inner.post(&peer, Outbound::plain(Message::Cancel { id: call }));
-        peer.room.notify_all();
-        true
+        self.inner.cancel(to, call)
+    }
+
+    /// All workers of the group that are known, by rank; those that are gone too.
+    pub fn workers(&self) -> Vec<(WorkerName, Rank)> {
+        let mut workers: Vec<_> =
+            self.inner.peers().iter().map(|peer| (peer.name().clone(), peer.rank())).collect();
+        workers.sort_by_key(|(_, rank)| *rank);
+        workers
     }
 
     /// Runs `task` on a pool thread that does not count as one of `num_worker_threads`.
@@ -568,6 +580,27 @@ impl Inner {
     pub(crate) fn agent(self: &Arc<Self>) -> Option<Agent> {
         let end = self.end.get()?.upgrade()?;
         Some(Agent { _end: end, inner: Arc::clone(self) })
+    }
+
+    /// See [`Agent::cancel`].
+    pub(crate) fn cancel(&self, to: Rank, call: MessageId) -> bool {
+        let Ok(peer) = self.check_home().and_then(|()| self.peer(to)) else { return false };
+        let mut state = peer.state.lock();
+        let Some(ticket) = state.calls.abandon(call) else { return false };
+        state.gives_up(call, &ticket);
+        drop(state);
+        let text = format!("the call of {} on worker '{}' was cancelled", ticket.function, peer.name());
+        self.complete(|| Some((ticket, Err(Error::new(ErrorKind::Cancelled, text)))));
+        self.post(&peer, Outbound::plain(Message::Cancel { id: call }));
+        peer.room.notify_all();
+        true
+    }
+
+    /// Tells `to` that nobody waits for a call of ours any more that is over here: its time was.
+    pub(crate) fn forget(&self, to: Rank, call: MessageId) {
+        if let Ok(peer) = self.check_home().and_then(|()| self.peer(to)) {
+            self.post(&peer, Outbound::plain(Message::Cancel { id: call }));
+        }
     }
 
     fn transports(&self) -> impl Iterator<Item = &dyn Transport> {

@@ -260,7 +260,9 @@ impl Inner {
     }
 
     pub(super) fn leave_group(&self, limit: Instant) {
-        let Some(group) = self.transports.get().and_then(|transports| transports.group.as_ref()) else { return };
+        let Some(group) = self.transports.get().and_then(|transports| transports.group.as_ref()) else {
+            return;
+        };
         for link in self.open_links(|identity| *identity != self.me) {
             link.send(Outbound::plain(Message::Goodbye { reason: GoodbyeReason::Forced }));
         }

@@ -97,11 +97,14 @@ pub(crate) enum Kind {
     Unix,
     Tcp,
     /// A process group, received from by rank or from any.
-    Group { any_source: bool },
+    Group {
+        any_source: bool,
+    },
 }
 
 impl Kind {
-    pub(crate) const ALL: [Self; 3] = [Self::Memory, Self::Unix, Self::Tcp];
+    pub(crate) const ALL: [Self; 4] =
+        [Self::Memory, Self::Unix, Self::Tcp, Self::Group { any_source: false }];
     pub(crate) const SOCKETS: [Self; 2] = [Self::Unix, Self::Tcp];
 
     pub(crate) fn names(self, address: &Address) -> bool {

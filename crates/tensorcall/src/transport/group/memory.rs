@@ -117,7 +117,8 @@ impl State {
     fn find(&self, to: u32, from: Option<u32>, tag: u32) -> Result<usize, Option<Instant>> {
         let (now, mut seen, mut soonest) = (now(), HashSet::new(), None);
         for (place, message) in self.posted.iter().enumerate() {
-            let matches = message.to == to && message.tag == tag && from.is_none_or(|from| from == message.from);
+            let matches =
+                message.to == to && message.tag == tag && from.is_none_or(|from| from == message.from);
             if !matches || !seen.insert(message.from) {
                 continue;
             }

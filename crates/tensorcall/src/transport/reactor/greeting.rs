@@ -15,8 +15,8 @@ use tensorcall_proto::connection::Inbox;
 use tensorcall_proto::ids::Identity;
 
 use super::driver::{Attempt, Driver, End, Socket, Stage};
-use super::reading::{Allocator, dispatch};
 use super::listener_token;
+use super::reading::{Allocator, dispatch};
 use crate::clock::now;
 use crate::fork::Fd;
 use crate::transport::connection::Connection;
@@ -95,11 +95,8 @@ impl Driver {
             return Ok(());
         };
         let handshake = Handshake::to(&attempt.peer, &self.credentials)?;
-        socket.stage = Stage::Greeting {
-            handshake: Box::new(handshake),
-            unsent: Vec::new(),
-            attempt: Some(attempt),
-        };
+        socket.stage =
+            Stage::Greeting { handshake: Box::new(handshake), unsent: Vec::new(), attempt: Some(attempt) };
         self.shared.set_interest(link, &socket.fd, EventFlags::IN)?;
         Ok(())
     }
