@@ -96,3 +96,14 @@ def test_two_workers_of_each_language_meet_where_rust_hosts_the_store(worker: st
     assert [job.returncode for job in jobs] == [0, 0, 0, 0], said
     assert "losses done" in said[2]
     assert "py3 left" in said[3]
+
+
+@pytest.mark.timeout(3 * LIMIT)
+def test_workers_of_both_languages_join_and_leave_a_dynamic_group(worker: str) -> None:
+    place = f"tcp://127.0.0.1:{free_port()}"
+
+    with started([sys.executable, str(DYNAMIC), worker, "0", place], {}) as job:
+        said, _ = job.communicate(timeout=LIMIT)
+
+    assert job.returncode == 0, said
+    assert "all have joined and left" in said
