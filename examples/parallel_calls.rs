@@ -122,7 +122,10 @@ fn worker2() -> Result<()> {
         let future: RpcFuture<Tensor> = agent.call("worker1", "square", (&tensor,));
         let result = future.wait()?;
         let pairs = result.as_slice::<f32>()?.iter().zip(tensor.as_slice::<f32>()?);
-        check(pairs.into_iter().all(|(square, number)| *square == number * number), "the squares are not exact")?;
+        check(
+            pairs.into_iter().all(|(square, number)| *square == number * number),
+            "the squares are not exact",
+        )?;
         say("worker2", "has the result, and it is exactly the square");
     }
 
@@ -149,6 +152,7 @@ fn check(holds: bool, otherwise: &str) -> Result<()> {
 fn say(worker: &str, what: &str) {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let thread = thread::current();
-    let thread = if thread.name() == Some("main") { "main thread".to_owned() } else { format!("{:?}", thread.id()) };
+    let thread =
+        if thread.name() == Some("main") { "main thread".to_owned() } else { format!("{:?}", thread.id()) };
     println!("{:3}.{:03} s  {worker}  {thread:12}  {what}", now.as_secs() % 1000, now.subsec_millis());
 }

@@ -138,10 +138,12 @@ fn step(agent: &Agent, first: &RRef<Half>, second: &RRef<Half>, random: &mut Ran
     let mut targets = Vec::new();
     let mut outputs = Vec::new();
     for piece in 0..PIECES {
-        let inputs = Matrix::new(rows, INPUTS + 1, |_, column| if column < INPUTS { random.next() } else { 1.0 });
+        let inputs =
+            Matrix::new(rows, INPUTS + 1, |_, column| if column < INPUTS { random.next() } else { 1.0 });
         let differ = |row: usize| if inputs.at(row, 0) * inputs.at(row, 1) < 0.0 { 1.0 } else { -1.0 };
         targets.push((0..rows).map(differ).collect::<Vec<f32>>());
-        let between: RRef<Tensor> = agent.remote("first", "forward", (first, piece, agent.share(inputs.tensor()?)?))?;
+        let between: RRef<Tensor> =
+            agent.remote("first", "forward", (first, piece, agent.share(inputs.tensor()?)?))?;
         outputs.push(second.call("forward", (piece, between)) as RpcFuture<Tensor>);
     }
     let mut loss = 0.0;

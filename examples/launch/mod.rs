@@ -12,7 +12,10 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 /// Runs `work` with the name of this process' worker, or, if it has none yet, starts one process for each of
 /// `names`. They find each other by what a launcher tells: `RANK`, `WORLD_SIZE` and where to meet.
-pub fn run<E: Into<Box<dyn Error>>>(names: &[&str], work: impl FnOnce(&str) -> Result<(), E>) -> ExitCode {
+pub(crate) fn run<E: Into<Box<dyn Error>>>(
+    names: &[&str],
+    work: impl FnOnce(&str) -> Result<(), E>,
+) -> ExitCode {
     let result = match env::args().nth(1) {
         Some(name) => work(&name).map_err(|error| format!("{name}: {}", error.into()).into()),
         None => launch(names),
@@ -27,7 +30,7 @@ pub fn run<E: Into<Box<dyn Error>>>(names: &[&str], work: impl FnOnce(&str) -> R
 }
 
 /// Where the workers of this example meet: a file that the first process names.
-pub fn meeting_place() -> String {
+pub(crate) fn meeting_place() -> String {
     env::var("EXAMPLE_MEETS_AT").unwrap_or_default()
 }
 
@@ -59,7 +62,9 @@ fn wait(workers: &mut [Child]) -> Result<(), Box<dyn Error>> {
         let mut running = 0;
         for worker in workers.iter_mut() {
             match worker.try_wait()? {
-                Some(status) if !status.success() => return Err(format!("a worker ended with {status}").into()),
+                Some(status) if !status.success() => {
+                    return Err(format!("a worker ended with {status}").into());
+                }
                 Some(_) => {}
                 None => running += 1,
             }

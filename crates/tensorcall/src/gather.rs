@@ -9,14 +9,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tensorcall_proto::ids::{Rank, WorkerName};
-use tensorcall_proto::wire::message::{Encoding, FailureKind, FunctionRef};
-use tensorcall_proto::wire::{Exception, Limits, Value};
+use tensorcall_proto::wire::Value;
 
-use crate::agent::{Agent, InboundCall, Request, Responder, lend};
-use crate::body::Body;
+use crate::agent::{Agent, InboundCall, Responder, lend};
 use crate::clock::now;
 use crate::error::{Error, ErrorKind, Result};
-use crate::future::{Promise, Response, RpcFuture, promise};
+use crate::future::{Promise, RpcFuture, promise};
+use crate::plain;
 use crate::sync::Mutex;
 
 /// What a worker calls on the leader: it reports its value.
@@ -73,21 +72,7 @@ impl Gatherings {
             Some(SIGN_OF_LIFE) => |_, _| Ok(Value::Nil),
             _ => return Some((call, responder)),
         };
-        let said = arguments_of(&call).and_then(|arguments| part(self, &arguments));
-        let limits = Limits::default();
-        let encoded = match said {
-            Ok(value) => value.encode(&limits).map(|payload| (false, payload)),
-            Err(message) => {
-                let (classes, origin) = ("builtins:RuntimeError".to_owned(), String::new());
-                let raised = Value::Exception(Box::new(Exception { classes, message, origin }));
-                raised.encode(&limits).map(|payload| (true, payload))
-            }
-        };
-        match encoded {
-            Ok((false, payload)) => responder.returned(Encoding::Value, Body::of(payload)),
-            Ok((true, payload)) => responder.raised(Encoding::Value, Body::of(payload)),
-            Err(error) => responder.failed(FailureKind::Internal, error.to_string()),
-        }
+        plain::answer(responder, plain::arguments_of(&call).and_then(|arguments| part(self, &arguments)));
         None
     }
 
@@ -231,7 +216,7 @@ impl Part<'_> {
         let others = gathered.keys().filter(|name| *name != me);
         let calls: Vec<_> = others.map(|name| (name, self.call(name, TELL, &told))).collect();
         for (name, call) in calls {
-            if let Err(error) = call.and_then(|call| outcome(&call))
+            if let Err(error) = call.and_then(|call| plain::outcome(&call))
                 && !self.is_forgiven(name)
             {
                 return Err(Error::new(error.kind(), format!("worker '{name}' was not told: {error}")));
@@ -241,7 +226,7 @@ impl Part<'_> {
     }
 
     fn follow(&self, report: &[Value; 4]) -> Result<()> {
-        let told = self.call(self.leader, REPORT, report).and_then(|call| outcome(&call));
+        let told = self.call(self.leader, REPORT, report).and_then(|call| plain::outcome(&call));
         match told {
             Ok(()) => {}
             Err(_) if self.is_forgiven(self.leader) => return Ok(()),
@@ -290,23 +275,7 @@ impl Part<'_> {
 
     fn call(&self, to: &str, function: &str, arguments: &[Value]) -> Result<RpcFuture> {
         let rank = self.rank_of(to).ok_or_else(|| Error::usage(format!("there is no worker '{to}'")))?;
-        let payload = Value::Tuple(vec![Value::Tuple(arguments.to_vec()), Value::Map(Vec::new())]);
-        let payload = payload.encode(&Limits::default()).map_err(|error| {
-            Error::usage(format!(
-                "what worker '{}' gives cannot be sent: {error}",
-                self.agent.identity().name
-            ))
-        })?;
-        let request = Request {
-            function: FunctionRef::Name(function.to_owned()),
-            label: function.into(),
-            encoding: Encoding::Value,
-            body: Body::of(payload),
-            timeout: self.timeout,
-            deadline: self.limit,
-            creates: None,
-        };
-        self.agent.call(rank, request)
+        plain::call(self.agent, rank, function, arguments.to_vec(), self.timeout, self.limit)
     }
 
     /// Whether a worker that did not answer is lost. A call fails with its connection; the verdict comes after
@@ -345,41 +314,11 @@ impl Part<'_> {
     }
 }
 
-/// The positional arguments of a call.
-fn arguments_of(call: &InboundCall) -> Result<Vec<Value>, String> {
-    if call.encoding != Encoding::Value {
-        return Err("what Rust workers gather must be plain data".to_owned());
-    }
-    match Value::decode(call.body.payload.as_ref(), &Limits::default()) {
-        Ok(Value::Tuple(parts)) => match <[Value; 2]>::try_from(parts) {
-            Ok([Value::Tuple(arguments), _]) => Ok(arguments),
-            _ => Err("a call has positional and named arguments".to_owned()),
-        },
-        Ok(_) => Err("the arguments of a call are a tuple".to_owned()),
-        Err(error) => Err(error.to_string()),
-    }
-}
-
-/// What a call that returns nothing came to.
-fn outcome(call: &RpcFuture) -> Result<()> {
-    lend(None, || call.wait_until(None));
-    match call.take() {
-        Some(Ok(Response { raised: false, .. })) | None => Ok(()),
-        Some(Ok(response)) => {
-            let raised = Value::decode(response.body.payload.as_ref(), &Limits::default());
-            let text = match raised {
-                Ok(Value::Exception(raised)) => raised.message,
-                _ => "it raised an exception".to_owned(),
-            };
-            Err(Error::new(ErrorKind::Remote, text))
-        }
-        Some(Err(error)) => Err(error),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tensorcall_proto::wire::message::FailureKind;
+
     use crate::agent::{Handler, PeerInfo, ThreadHook};
     use crate::config::AgentConfig;
     use crate::transport::memory::Hub;

@@ -13,9 +13,13 @@ mod error;
 mod fork;
 mod future;
 mod gather;
+mod membership;
 mod native;
+mod plain;
+pub mod rendezvous;
 mod rref;
 mod spin;
+pub mod store;
 mod sync;
 mod transport;
 

@@ -180,7 +180,7 @@ impl Agent {
         let incarnation = Incarnation::new(random()?);
         let name = format!("tensorcall-{:016x}-{}", incarnation.get(), config.rank);
         let ip = config.listening()?.ip;
-        let listeners = vec![socket::listen_unix(&name)?, socket::listen_tcp(ip)?];
+        let listeners = vec![socket::listen_unix(&name)?, socket::listen_tcp((ip, 0).into())?];
         Self::start_with(config, handler, incarnation, &Hub::new(), listeners)
     }
 

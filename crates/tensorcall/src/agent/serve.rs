@@ -165,6 +165,11 @@ impl Responder {
         self.send(&agent, NOTHING, Body::default());
     }
 
+    /// The agent that was asked, if it is there still.
+    pub(crate) fn agent(&self) -> Option<Agent> {
+        self.agent.upgrade()?.agent()
+    }
+
     /// Whether the result is to stay here, see [`InboundCall::creates`].
     pub fn creates(&self) -> bool {
         self.creates.is_some()
@@ -183,11 +188,6 @@ impl Responder {
     /// Who asked.
     pub fn caller(&self) -> Rank {
         self.key.peer
-    }
-
-    /// The agent that was asked, if somebody has a handle of it still.
-    pub(crate) fn agent(&self) -> Option<Agent> {
-        self.agent.upgrade()?.agent()
     }
 
     /// Looks whether the answer is still wanted, also after it was given.

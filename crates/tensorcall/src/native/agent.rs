@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use tensorcall_proto::ids::{Rank, WorkerName};
@@ -22,6 +22,8 @@ use crate::clock::now;
 use crate::error::{Error, Result};
 use crate::future::RpcFuture as EngineFuture;
 use crate::gather::Gatherings;
+use crate::membership::{Member, Roster};
+use crate::rendezvous::Rendezvous;
 
 /// A worker of a job: it calls functions of the others, and runs those that it has for them.
 ///
@@ -34,6 +36,14 @@ use crate::gather::Gatherings;
 pub struct Agent {
     engine: EngineAgent,
     shared: Arc<Shared>,
+    membership: Option<Arc<Membership>>,
+}
+
+/// What a worker keeps that met others.
+pub(crate) struct Membership {
+    member: Member,
+    /// Others meet here as long as it is kept, if this worker hosts the store.
+    _rendezvous: Arc<Rendezvous>,
 }
 
 /// What an agent, its functions and its references have in common.
@@ -44,6 +54,9 @@ pub(crate) struct Shared {
     pub(super) timeout: Option<Duration>,
     pub(super) limits: Limits,
     pub(super) gatherings: Arc<Gatherings>,
+    pub(super) roster: Arc<Roster>,
+    /// Only handles keep it, for it keeps the agent.
+    pub(super) membership: Arc<OnceLock<Weak<Membership>>>,
 }
 
 /// A worker of the group.
@@ -63,7 +76,16 @@ impl Agent {
     }
 
     pub(super) fn new(engine: EngineAgent, shared: Arc<Shared>) -> Self {
-        Self { engine, shared }
+        let membership = shared.membership.get().and_then(Weak::upgrade);
+        Self { engine, shared, membership }
+    }
+
+    /// The agent of a worker that has met others.
+    pub(super) fn member(member: Member, shared: Arc<Shared>, rendezvous: Arc<Rendezvous>) -> Self {
+        let engine = member.agent().clone();
+        let membership = Arc::new(Membership { member, _rendezvous: rendezvous });
+        let _ = shared.membership.set(Arc::downgrade(&membership));
+        Self { engine, shared, membership: Some(membership) }
     }
 
     pub(super) fn engine(&self) -> &EngineAgent {
@@ -84,13 +106,15 @@ impl Agent {
         self.engine.identity().rank.get().into()
     }
 
-    /// All workers that are known, this one included, by rank. Those that are gone are among them.
+    /// The workers of the group, this one included, by rank. In a group that is fixed, those that are gone too.
     pub fn workers(&self) -> Vec<WorkerInfo> {
         let info = |(name, rank): (WorkerName, Rank)| WorkerInfo {
             name: name.as_str().to_owned(),
             rank: rank.get().into(),
         };
-        self.engine.workers().into_iter().map(info).collect()
+        let dynamic = self.membership.as_deref().is_some_and(|membership| membership.member.is_dynamic());
+        let workers = if dynamic { self.shared.roster.workers() } else { self.engine.workers() };
+        workers.into_iter().map(info).collect()
     }
 
     /// The same agent, whose calls may take this long, retries of reaching a worker included. Zero means
@@ -106,7 +130,8 @@ impl Agent {
     #[must_use]
     pub fn with_timeout(&self, timeout: Duration) -> Self {
         let shared = Shared { timeout: limited(timeout), ..Shared::clone(&self.shared) };
-        Self { engine: self.engine.clone(), shared: Arc::new(shared) }
+        let membership = self.membership.clone();
+        Self { engine: self.engine.clone(), shared: Arc::new(shared), membership }
     }
 
     /// Calls a function of worker `to`: it runs there at once, whatever becomes of this thread.
@@ -190,14 +215,33 @@ impl Agent {
     }
 
     fn leave(&self, timeout: Option<Duration>, limit: Option<Instant>) -> Result<()> {
+        if let Some(Membership { member, .. }) = self.membership.as_deref()
+            && member.is_dynamic()
+        {
+            return self.leave_alone(member, timeout, limit);
+        }
         let names: BTreeSet<_> = self.engine.workers().into_iter().map(|(name, _)| name).collect();
         self.shared.gatherings.gather(&self.engine, &names, WireValue::Nil, timeout)?;
+        self.delete_rrefs(limit, true);
+        self.engine.quiesce(true, limit)
+    }
+
+    /// Leaves a group that goes on without this worker.
+    fn leave_alone(&self, member: &Member, timeout: Option<Duration>, limit: Option<Instant>) -> Result<()> {
+        self.delete_rrefs(limit, false);
+        member.leave(timeout.unwrap_or(Duration::ZERO));
+        self.engine.quiesce(true, limit)
+    }
+
+    /// Gives back all references of this worker and, with `others`, waits for those to its values.
+    fn delete_rrefs(&self, limit: Option<Instant>, others: bool) {
         let deleting = now() + DELETING_LIMIT;
-        let limit_of_rrefs = limit.map_or(deleting, |limit| limit.min(deleting));
-        if !self.engine.delete_rrefs(Some(limit_of_rrefs)) {
+        let limit = Some(limit.map_or(deleting, |limit| limit.min(deleting)));
+        self.engine.rrefs_settled(limit);
+        self.engine.delete_all_rrefs();
+        if !self.engine.rrefs_gone(others, limit) {
             tracing::warn!(worker = self.name(), "references were not all deleted in time");
         }
-        self.engine.quiesce(true, limit)
     }
 
     /// Ends this worker at once: its calls fail, and the others see it leave. Doing it again is harmless.

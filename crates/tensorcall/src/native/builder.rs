@@ -14,6 +14,8 @@ use super::states::{Functions, States};
 use crate::agent::{Agent as EngineAgent, PeerInfo};
 use crate::config::AgentConfig;
 use crate::error::{Error, Result};
+use crate::membership::{self, Joining};
+use crate::rendezvous::Rendezvous;
 use crate::transport::memory::Hub;
 
 /// Builds an [`Agent`]: who it is, where workers meet, what others can call.
@@ -38,10 +40,18 @@ pub struct AgentBuilder {
     name: String,
     rank: Option<u32>,
     world_size: Option<u32>,
+    dynamic: bool,
+    meeting: Option<Meeting>,
     timeout: Option<Duration>,
     functions: Functions,
     states: States,
     options: Vec<SetOption>,
+}
+
+/// Where workers meet.
+enum Meeting {
+    Url(String),
+    Known(Arc<Rendezvous>),
 }
 
 type SetOption = Box<dyn FnOnce(&mut AgentConfig) + Send>;
@@ -55,11 +65,34 @@ impl AgentBuilder {
             name,
             rank: None,
             world_size: None,
+            dynamic: false,
+            meeting: None,
             timeout: Some(TIMEOUT),
             functions: Functions::default(),
             states: States::default(),
             options: Vec::new(),
         }
+    }
+
+    /// Where the workers meet: `env://`, `tcp://HOST:PORT`, of which the worker of rank 0 hosts the store, or
+    /// `file:///PATH`. Workers in Python meet there too. Rank and number of workers that are not said otherwise
+    /// are those that the launcher set; see [`rendezvous`](crate::rendezvous).
+    pub fn rendezvous(mut self, url: impl Into<String>) -> Self {
+        self.meeting = Some(Meeting::Url(url.into()));
+        self
+    }
+
+    /// The workers meet where the launcher says: torchrun, Slurm, Open MPI, or whoever sets `RANK`, `WORLD_SIZE`,
+    /// `MASTER_ADDR` and `MASTER_PORT`. The same as [`rendezvous`](Self::rendezvous) at `env://`.
+    pub fn from_env(self) -> Self {
+        self.rendezvous("env://")
+    }
+
+    /// The workers meet where others of this process do, or did before; rank and number of workers are those
+    /// of `rendezvous`.
+    pub fn meet_at(mut self, rendezvous: Arc<Rendezvous>) -> Self {
+        self.meeting = Some(Meeting::Known(rendezvous));
+        self
     }
 
     /// This worker's rank, from 0.
@@ -68,9 +101,15 @@ impl AgentBuilder {
         self
     }
 
-    /// How many workers there are. Without it workers join and leave at run time.
+    /// How many workers there are.
     pub fn world_size(mut self, world_size: u32) -> Self {
         self.world_size = Some(world_size);
+        self
+    }
+
+    /// Workers join and leave at run time; how many there are is not fixed.
+    pub fn dynamic(mut self) -> Self {
+        self.dynamic = true;
         self
     }
 
@@ -125,6 +164,38 @@ impl AgentBuilder {
     fn option(mut self, set: impl FnOnce(&mut AgentConfig) + Send + 'static) -> Self {
         self.options.push(Box::new(set));
         self
+    }
+
+    /// Meets the other workers and starts the agent. Returns when every worker can be called; in a
+    /// [dynamic](Self::dynamic) group, when every member can call this one.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Usage`](crate::ErrorKind::Usage) says what is missing, or which name or rank is there twice;
+    /// [`ErrorKind::Timeout`](crate::ErrorKind::Timeout) names the ranks that did not come;
+    /// [`ErrorKind::Io`](crate::ErrorKind::Io) if the store, or an address to listen on, is not to be had.
+    pub fn start(mut self) -> Result<Agent> {
+        let timeout = self.timeout.unwrap_or(Duration::ZERO);
+        let rendezvous = match self.meeting.take() {
+            Some(Meeting::Known(rendezvous)) => rendezvous,
+            Some(Meeting::Url(url)) if self.dynamic => {
+                Arc::new(Rendezvous::at_dynamic(&url, self.rank, timeout)?)
+            }
+            Some(Meeting::Url(url)) => Arc::new(Rendezvous::at(&url, self.rank, self.world_size, timeout)?),
+            None => {
+                let text = format!(
+                    "where does worker '{}' meet the others? Give its builder a rendezvous, or call from_env()",
+                    self.name
+                );
+                return Err(Error::usage(text));
+            }
+        };
+        let (config, handler) = self.prepare(rendezvous.rank().get().into())?;
+        let shared = Arc::clone(&handler.shared);
+        let roster = Arc::clone(&shared.roster);
+        let start = &|config, handler| EngineAgent::start(config, handler);
+        let member = membership::join(&rendezvous, Joining { config, handler, roster, timeout, start })?;
+        Ok(Agent::member(member, shared, rendezvous))
     }
 
     /// What an engine agent needs to start; `rank` is that of this worker.

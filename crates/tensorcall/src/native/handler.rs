@@ -57,6 +57,7 @@ impl ThreadHook for NativeHandler {
 impl Handler for NativeHandler {
     fn handle(&self, call: InboundCall, responder: Responder) {
         let Some((call, responder)) = self.shared.gatherings.handle(call, responder) else { return };
+        let Some((call, responder)) = self.shared.roster.handle(call, responder) else { return };
         let Some(name) = call.function.as_deref() else {
             let text = "this worker runs no Python: it takes functions by the names that they are registered \
                         with, and plain data";
