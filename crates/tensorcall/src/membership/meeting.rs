@@ -372,7 +372,7 @@ mod tests {
 
     #[test]
     fn what_is_wrong_with_a_group_is_told_in_pythons_words() {
-        let fault = |of| fault(&entries(of), 2).unwrap();
+        let fault = |of: &[_]| fault(&entries(of), 2).unwrap();
         let same = Some("s");
 
         assert_eq!(
