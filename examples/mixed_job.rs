@@ -118,7 +118,8 @@ fn features_of(sentences: &[String]) -> Result<Tensor> {
     for (row, sentence) in rows.zip(sentences) {
         let letters: Vec<char> = format!(" {} ", sentence.to_lowercase()).chars().collect();
         for three in letters.windows(3) {
-            let number = three.iter().fold(7u32, |number, &letter| number.wrapping_mul(31) ^ u32::from(letter));
+            let number =
+                three.iter().fold(7u32, |number, &letter| number.wrapping_mul(31) ^ u32::from(letter));
             row[number as usize % FEATURES] += 1.0;
         }
     }

@@ -72,7 +72,7 @@ def test_two_workers_of_each_language_meet_where_torchrun_says(worker: str) -> N
 
     assert job.returncode == 0, said
     for part in ("calls", "errors", "references", "losses"):
-        assert f"{part} done" in said
+        assert f"{part} done in" in said
     for name in ("py0", "py1"):
         assert f"{name} left" in said
 
@@ -94,7 +94,7 @@ def test_two_workers_of_each_language_meet_where_rust_hosts_the_store(worker: st
             said[rank], _ = jobs[rank].communicate(timeout=LIMIT)
 
     assert [job.returncode for job in jobs] == [0, 0, 0, 0], said
-    assert "losses done" in said[2]
+    assert "losses done in" in said[2]
     assert "py3 left" in said[3]
 
 
