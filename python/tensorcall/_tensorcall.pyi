@@ -98,6 +98,8 @@ class Agent:
         handler: object,
         faults: tuple[list[str], dict[str, float], int] | None = None,
         plain: bool = False,
+        group: object | None = None,
+        group_threads: int = 4,
     ) -> Agent: ...
     @property
     def name(self) -> str: ...
@@ -122,7 +124,7 @@ class Agent:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         timeout: float,
-        autograd: tuple[int, int | None] | None = None,
+        record: Callable[[list[torch.Tensor]], tuple[int, int | None]] | None = None,
     ) -> Call: ...
     def remote_named(
         self,
@@ -131,7 +133,7 @@ class Agent:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         timeout: float,
-        autograd: tuple[int, int | None] | None = None,
+        record: Callable[[list[torch.Tensor]], tuple[int, int | None]] | None = None,
     ) -> tuple[RRef, Call | RuntimeError]: ...
     def call_pickled(
         self,
@@ -173,6 +175,7 @@ class Agent:
     def close(self, graceful: bool) -> None: ...
     def metrics(self) -> dict[str, int]: ...
     def calls_sent(self) -> int: ...
+    def leave_group(self) -> None: ...
 
 def tensor_on(memory: Buffer) -> torch.Tensor: ...
 def memory_of(tensor: torch.Tensor) -> Buffer: ...

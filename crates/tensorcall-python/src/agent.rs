@@ -19,6 +19,7 @@ use crate::call::{Call, Route, wait_in_slices};
 use crate::error::to_python;
 use crate::faults::{NamedFaults, Spec};
 use crate::gil::{self, outside};
+use crate::group::PyGroup;
 use crate::handler::{PyHandler, pickled_body};
 use crate::rref::{self, KeptObject, RRef};
 use crate::tensor::TensorWriter;
@@ -44,10 +45,11 @@ pub(crate) struct Agent {
 
 #[pymethods]
 impl Agent {
-    /// Listens; runs nothing before `open`. `plain` says that this worker reads plain data only, as those do that
-    /// are no Python programs: for tests.
+    /// Listens, unless there is a process `group` to use instead; runs nothing before `open`. `plain` says that
+    /// this worker reads plain data only, as those do that are no Python programs: for tests.
     #[new]
-    #[pyo3(signature = (name, rank, *, job, secret, num_worker_threads, host, handler, faults=None, plain=false))]
+    #[pyo3(signature = (name, rank, *, job, secret, num_worker_threads, host, handler, faults=None, plain=false,
+                        group=None, group_threads=4))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn new(
         py: Python<'_>,
@@ -60,6 +62,8 @@ impl Agent {
         handler: Py<PyAny>,
         faults: Option<Spec>,
         plain: bool,
+        group: Option<Bound<'_, PyAny>>,
+        group_threads: usize,
     ) -> PyResult<Self> {
         log::install();
         let name = WorkerName::parse(name).map_err(|error| PyValueError::new_err(error.to_string()))?;
@@ -71,12 +75,19 @@ impl Agent {
         config.faults = faults.map(|spec| Arc::new(NamedFaults::new(spec)) as Arc<dyn Faults>);
         config.num_worker_threads = NonZeroUsize::new(num_worker_threads)
             .ok_or_else(|| PyValueError::new_err("num_worker_threads must be positive"))?;
+        config.group_threads = NonZeroUsize::new(group_threads)
+            .ok_or_else(|| PyValueError::new_err("group_threads must be positive"))?;
+        let group = group.map(|group| PyGroup::new(&group)).transpose()?;
         let config = config.with_environment().map_err(|error| to_python(&error))?;
         let handler = Arc::new(PyHandler(handler));
         let agent = outside(py, || {
-            tensorcall::engine::Agent::start(config, Arc::clone(&handler) as Arc<dyn Handler>)
-        })
-        .map_err(|error| to_python(&error))?;
+            let handler = Arc::clone(&handler) as Arc<dyn Handler>;
+            match group {
+                Some(group) => tensorcall::engine::Agent::start_over_group(config, handler, Arc::new(group)),
+                None => tensorcall::engine::Agent::start(config, handler),
+            }
+        });
+        let agent = agent.map_err(|error| to_python(&error))?;
         spawner::lend(&agent);
         gil::on_large_burial(|| spawner::spawn(|| gil::inside(gil::drain)));
         Ok(Self { agent, handler })
@@ -132,8 +143,9 @@ impl Agent {
         Ok(self.agent.is_plain(to_rank(rank)?))
     }
 
-    /// Calls the function that `to` knows by `name`, in whatever language it is, with plain data.
-    #[pyo3(signature = (to, name, args, kwargs, timeout, autograd=None))]
+    /// Calls the function that `to` knows by `name`, in whatever language it is, with plain data. `record` is
+    /// given the tensors that need gradients, and returns the autograd context that the call belongs to.
+    #[pyo3(signature = (to, name, args, kwargs, timeout, record=None))]
     #[expect(clippy::too_many_arguments, reason = "arguments of Python")]
     fn call_named(
         &self,
@@ -143,9 +155,9 @@ impl Agent {
         args: Bound<'_, PyTuple>,
         kwargs: Bound<'_, PyDict>,
         timeout: f64,
-        autograd: Option<Place>,
+        record: Option<Bound<'_, PyAny>>,
     ) -> PyResult<Call> {
-        let request = self.named_request(py, to, name, (args, kwargs), timeout, autograd)?;
+        let request = self.named_request(py, to, name, (args, kwargs), timeout, record)?;
         self.start(py, to, request)
     }
 
@@ -183,7 +195,7 @@ impl Agent {
     }
 
     /// As `call_named`, but the result stays with `to`: a reference to it, and the call or why there is none.
-    #[pyo3(signature = (to, name, args, kwargs, timeout, autograd=None))]
+    #[pyo3(signature = (to, name, args, kwargs, timeout, record=None))]
     #[expect(clippy::too_many_arguments, reason = "arguments of Python")]
     fn remote_named(
         &self,
@@ -193,9 +205,9 @@ impl Agent {
         args: Bound<'_, PyTuple>,
         kwargs: Bound<'_, PyDict>,
         timeout: f64,
-        autograd: Option<Place>,
+        record: Option<Bound<'_, PyAny>>,
     ) -> PyResult<(RRef, Py<PyAny>)> {
-        let request = self.named_request(py, to, name, (args, kwargs), timeout, autograd)?;
+        let request = self.named_request(py, to, name, (args, kwargs), timeout, record)?;
         self.start_remote(py, to, request)
     }
 
@@ -218,7 +230,8 @@ impl Agent {
     }
 
     /// Begins a backward pass from `roots`, which the handler object knows what to do with. The call is done
-    /// when all gradients are where they belong, on all workers. `timeout` is how many seconds there may be
+    /// when all gradients are where they belong, on all workers; the thread that waits for it does this worker's
+    /// part. `timeout` is how many seconds there may be
     /// no progress; 0 means no limit.
     fn backward(
         &self,
@@ -229,9 +242,9 @@ impl Agent {
         timeout: f64,
     ) -> PyResult<Call> {
         let (roots, patience) = (KeptObject::keep(roots), time::limit(timeout));
-        let future = outside(py, || self.agent.backward(context, roots, retain_graph, patience));
-        let future = future.map_err(|error| to_python(&error))?;
-        Ok(self.wrap(future, self.agent.identity().rank, "backward".into()))
+        let desk = outside(py, || self.agent.begin_backward(context, roots, retain_graph, patience));
+        let desk = desk.map_err(|error| to_python(&error))?;
+        Ok(Call::of_pass(desk, self.route(self.agent.identity().rank, "backward".into())))
     }
 
     /// How many backward passes this worker takes part in.
@@ -321,6 +334,12 @@ impl Agent {
         });
     }
 
+    /// Ends what this agent has on its process group, if it has one, and returns when its threads have left
+    /// Python. To be called before the door is closed at exit.
+    fn leave_group(&self, py: Python<'_>) {
+        outside(py, || self.agent.leave_group(time::now() + FLUSH));
+    }
+
     /// Figures by name.
     fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let metrics = outside(py, || self.agent.metrics());
@@ -364,7 +383,7 @@ impl Agent {
         name: &str,
         (args, kwargs): (Bound<'_, PyTuple>, Bound<'_, PyDict>),
         timeout: f64,
-        autograd: Option<Place>,
+        record: Option<Bound<'_, PyAny>>,
     ) -> PyResult<Request> {
         let (mut writer, mut payload, mut rrefs) = (TensorWriter::new(py)?, Vec::new(), Vec::new());
         let arguments = PyTuple::new(py, [args.as_any(), kwargs.as_any()])?;
@@ -375,12 +394,14 @@ impl Agent {
                 .unwrap_or_else(|| ("what is passed".to_owned(), arguments.into_any()));
             return Err(unfit::error(&format!("{which} of {name} on worker {worker}"), &object));
         }
+        let recorded = writer.recorded();
         let (tensors, buffers) = writer.finish()?;
+        let place = record.map(|record| record.call1((recorded,))?.extract()).transpose()?;
         Ok(Request {
             function: FunctionRef::Name(name.to_owned()),
             label: name.into(),
             encoding: Encoding::Value,
-            body: Body { payload, tensors, buffers, rrefs, autograd: autograd.map(to_ref) },
+            body: Body { payload, tensors, buffers, rrefs, autograd: place.map(to_ref) },
             timeout: time::limit(timeout),
             deadline: None,
             creates: None,
@@ -419,9 +440,13 @@ impl Agent {
     }
 
     fn wrap(&self, future: RpcFuture, to: Rank, function: Arc<str>) -> Call {
+        Call::of_rpc(future, self.route(to, function))
+    }
+
+    fn route(&self, to: Rank, function: Arc<str>) -> Route {
         let name = self.agent.name_of(to).unwrap_or_else(|| self.agent.identity().name.clone());
         let (agent, handler) = (self.agent.clone(), Arc::clone(&self.handler));
-        Call::of_rpc(future, Route { agent, handler, to, name, function })
+        Route { agent, handler, to, name, function }
     }
 }
 

@@ -11,11 +11,11 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 use tensorcall::engine::autograd::LocalEngine;
 use tensorcall::engine::body::{Body, Received};
-use tensorcall::engine::proto::wire::message::{Encoding, FailureKind};
+use tensorcall::engine::proto::wire::message::{AutogradRef, Encoding, FailureKind};
 use tensorcall::engine::proto::wire::tensor::{Device, DeviceKind};
 use tensorcall::engine::{Handler, InboundCall, Packed, Responder, ThreadHook};
 
-use crate::autograd::{Place, to_place, to_ref};
+use crate::autograd::{Place, recorded, to_place, to_ref};
 use crate::gil::{self, inside, outside};
 use crate::gil_wait;
 use crate::later::Later;
@@ -164,13 +164,15 @@ impl PyHandler {
 
     fn run(&self, py: Python<'_>, call: InboundCall, asker: Asker) -> PyResult<Outcome> {
         let InboundCall { function, encoding, body, creates, .. } = call;
-        let Received { payload, tensors, buffers, rrefs, .. } = body;
-        let tensors = read_tensors(py, &tensors, buffers)?;
+        let Received { payload, tensors: descs, buffers, rrefs, autograd } = body;
+        let tensors = read_tensors(py, &descs, buffers)?;
         if let (Some(name), Encoding::Value) = (function, encoding) {
             let rrefs = self.python_rrefs(py, rrefs)?;
             let arguments = value::decode(py, payload.as_ref(), &tensors, &rrefs)?;
+            let recorded = recorded(autograd, &descs, &tensors);
             drop((payload, tensors, rrefs));
-            return self.run_plain(py, &name, &arguments, asker, creates);
+            let result = self.run_named(py, &name, arguments, recorded, asker);
+            return self.plain_outcome(py, result, asker, creates);
         }
         let payload = PyBytes::new(py, payload.as_ref());
         let tensors = PyList::new(py, tensors)?;
@@ -183,19 +185,36 @@ impl PyHandler {
         later_or(&reply, pickled)
     }
 
-    /// Runs a function that was named, with arguments that were plain data.
-    fn run_plain(
+    /// Runs a function that was named, with arguments that were plain data. Its caller has recorded some of
+    /// their tensors.
+    fn run_named<'py>(
+        &self,
+        py: Python<'py>,
+        name: &str,
+        arguments: Bound<'py, PyAny>,
+        recorded: Vec<Bound<'py, PyAny>>,
+        asker: Asker,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let (args, kwargs): (Bound<'_, PyTuple>, Bound<'_, PyDict>) = arguments.extract()?;
+        drop(arguments);
+        let function = self.call(intern!(py, "resolve"), (name,))?;
+        match asker.autograd {
+            None => self.call(intern!(py, "run_value"), (function, args, kwargs, asker.rank)),
+            Some(place) => {
+                let arguments = (function, args, kwargs, asker.rank, place, recorded);
+                self.call(intern!(py, "run_recorded"), arguments)
+            }
+        }
+    }
+
+    /// What becomes of the result of a function that was named.
+    fn plain_outcome(
         &self,
         py: Python<'_>,
-        name: &str,
-        arguments: &Bound<'_, PyAny>,
+        result: PyResult<Bound<'_, PyAny>>,
         asker: Asker,
         creates: bool,
     ) -> PyResult<Outcome> {
-        let (args, kwargs): (Bound<'_, PyTuple>, Bound<'_, PyDict>) = arguments.extract()?;
-        let result = self
-            .call(intern!(py, "resolve"), (name,))
-            .and_then(|function| self.call(intern!(py, "run_value"), (function, args, kwargs, asker.rank)));
         if creates {
             return self.kept_outcome(py, result, asker);
         }
@@ -278,17 +297,32 @@ impl PyHandler {
     fn pack_plain(&self, py: Python<'_>, result: &Bound<'_, PyAny>, to: Asker) -> PyResult<Answer> {
         let (mut writer, mut payload, mut rrefs) = (TensorWriter::new(py)?, Vec::new(), Vec::new());
         let packed = match value::encode_plain(result, &mut payload, &mut writer, &mut rrefs) {
-            Ok(Plain::Yes) => writer.finish(),
+            Ok(Plain::Yes) => {
+                let recorded = writer.recorded();
+                writer.finish().and_then(|parts| Ok((parts, self.record_result(py, recorded, to)?)))
+            }
             Ok(Plain::No) => Err(unfit::error("the result", result)),
             Err(error) => Err(error),
         };
         match packed {
-            Ok((tensors, buffers)) => {
-                let body = Body { payload, tensors, buffers, rrefs, autograd: None };
+            Ok(((tensors, buffers), autograd)) => {
+                let body = Body { payload, tensors, buffers, rrefs, autograd };
                 Ok(Answer::Packed { raised: false, encoding: Encoding::Value, body })
             }
             Err(error) => self.pack_exception(py, error.into_value(py).bind(py), to),
         }
+    }
+
+    /// Has Python record the tensors of a result that need gradients, if it is for an autograd context.
+    fn record_result(
+        &self,
+        py: Python<'_>,
+        tensors: Vec<Bound<'_, PyAny>>,
+        to: Asker,
+    ) -> PyResult<Option<AutogradRef>> {
+        let Some(place) = to.autograd.filter(|_| !tensors.is_empty()) else { return Ok(None) };
+        let place = self.call(intern!(py, "record_result"), (tensors, place, to.rank))?;
+        Ok(place.extract::<Option<Place>>()?.map(to_ref))
     }
 
     /// Packs in plain data what was pickled.

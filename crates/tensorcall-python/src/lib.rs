@@ -8,6 +8,7 @@ mod error;
 mod faults;
 mod gil;
 mod gil_wait;
+mod group;
 mod handler;
 mod later;
 mod log;

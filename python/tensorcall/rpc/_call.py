@@ -134,13 +134,20 @@ def _start_named(
     """
     rank = agent._rank_of(to)
     limit = limit_of(agent, timeout)
+    context = _context.open_context()
+    recording = None if context is None else _messages.Recording(context, rank)
+    made: Any = None
     try:
-        return named(rank, name, tuple(args or ()), dict(kwargs or {}), limit)
+        made = named(rank, name, tuple(args or ()), dict(kwargs or {}), limit, recording)
     except NotImplementedError:
         # A tensor without memory: a mistake in making the call.
         raise
     except RuntimeError as error:
-        return Unsent(error)
+        made = Unsent(error)
+    finally:
+        if recording is not None:
+            recording.made(made[1] if isinstance(made, tuple) else made)
+    return made
 
 
 def _start(
@@ -262,6 +269,8 @@ def decode(
 ) -> Any:
     """The value of an answer; raises the exception that it brings."""
     if encoding == 0:
+        if mark is not None:
+            _messages.record_plain(_context.container.find(mark[0]), mark, tensors, is_answer=True)
         return payload
     if encoding == RAISED:
         raise internal.unpack(payload, tensors, rrefs, _remote_error.load)

@@ -18,10 +18,11 @@ from typing import Any
 import torch
 
 from .. import _tensorcall
-from ..autograd import _context, _messages
+from ..autograd import _backward, _context, _messages
 from ..autograd._context import DistAutogradContext
-from ..autograd._engine import PassId, Plan, Roots
+from ..autograd._engine import PassId, Plan
 from ..autograd._engine import engine as local_engine
+from ..autograd._functions import Gradients
 from ..autograd._messages import Mark, PackedGradients
 from . import _agent, _devices, _fork, _remote_error, _target, internal, server_process_global_profiler
 from ._coroutines import Coroutines
@@ -175,6 +176,27 @@ class Handler:
             return self._follow(function, result)
         return result
 
+    def run_recorded(
+        self,
+        function: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        caller: int,
+        autograd: Mark,
+        tensors: Sequence[torch.Tensor],
+    ) -> Any:
+        """As :meth:`run_value`, in a context; the caller has recorded these tensors of the arguments."""
+        context = _context.container.enter(autograd[0])
+        with _context.entered(context):
+            _messages.record_plain(context, autograd, tensors, is_answer=False)
+            return self.run_value(function, args, kwargs, caller)
+
+    def record_result(self, tensors: list[torch.Tensor], autograd: Mark, caller: int) -> Mark | None:
+        """Record tensors of a result in plain data, which need gradients."""
+        recording = _messages.Recording(_context.container.enter(autograd[0]), caller)
+        mark = recording(tensors)
+        return None if mark[1] is None else mark
+
     def _run(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if server_process_global_profiler.is_on():
             with server_process_global_profiler.serving():
@@ -243,7 +265,7 @@ class Handler:
         context.sends_to(caller)
         return payload, tensors, rrefs, (context._context_id(), message)
 
-    def autograd_plan(self, context_id: int, pass_id: PassId, roots: Roots | None) -> Plan:
+    def autograd_plan(self, context_id: int, pass_id: PassId, roots: Sequence[torch.Tensor] | None) -> Plan:
         """Begin a backward pass on this worker."""
         try:
             return local_engine.plan(context_id, pass_id, roots)
@@ -265,12 +287,16 @@ class Handler:
             found = local_engine.vjp(
                 context_id, pass_id, sources, wanted, last=last, retain_graph=retain_graph
             )
-            return [
-                (message, _messages.pack_gradients(gradients, self._way_back(context_id, message)))
-                for message, gradients in found
-            ]
+            return [(message, self._pack_gradients(context_id, message, each)) for message, each in found]
         except BaseException as error:
             raise self._error_of_pass(error) from error
+
+    def _pack_gradients(
+        self, context_id: int, message: int, gradients: Gradients
+    ) -> PackedGradients | None:
+        context = _context.container.find(context_id)
+        plain = context is not None and context.is_plain(message)
+        return _messages.pack_gradients(gradients, self._way_back(context_id, message), plain)
 
     def _way_back(self, context_id: int, message: int) -> Placement:
         """Where gradients of a message go: on the devices that its tensors came from."""
@@ -285,6 +311,8 @@ class Handler:
         local_engine.end(context_id, pass_id)
 
     def _error_of_pass(self, error: BaseException) -> OperatorError:
+        if not isinstance(error, Exception):
+            _backward.interrupted(error)
         text = str(error) or type(error).__name__
         return OperatorError(f"Error on Node {self._info.id}: {text}")
 

@@ -109,6 +109,12 @@ impl<'py> TensorWriter<'py> {
         self.entries.is_empty()
     }
 
+    /// The tensors that need gradients, in their order.
+    pub(crate) fn recorded(&self) -> Vec<Bound<'py, PyAny>> {
+        let recorded = self.entries.iter().filter(|entry| entry.plain.requires_grad);
+        recorded.map(|entry| entry.tensor.clone()).collect()
+    }
+
     fn append(&mut self, tensor: &Bound<'py, PyAny>) -> PyResult<Result<u32, Unfit>> {
         let plain = match self.api.read(tensor)? {
             Ok(plain) => plain,
