@@ -306,7 +306,7 @@ impl PyHandler {
         };
         match packed {
             Ok(((tensors, buffers), autograd)) => {
-                let body = Body { payload, tensors, buffers, rrefs, autograd };
+                let body = Body { payload, tensors, buffers, rrefs, autograd, ..Body::default() };
                 Ok(Answer::Packed { raised: false, encoding: Encoding::Value, body })
             }
             Err(error) => self.pack_exception(py, error.into_value(py).bind(py), to),
@@ -407,7 +407,7 @@ pub(crate) fn pickled_body(
     for (desc, place) in tensors.iter_mut().zip(places).filter(|(_, place)| !place.is_empty()) {
         desc.device = device_named(&place)?;
     }
-    Ok(Body { payload, tensors, buffers, rrefs, autograd })
+    Ok(Body { payload, tensors, buffers, rrefs, autograd, ..Body::default() })
 }
 
 /// A device by torch's name for it.
