@@ -1,7 +1,7 @@
 """The PyTorch half of `mixed_job.rs`, which starts it; see there.
 
-It trains a small network to tell English from German, on tensors that a Rust worker makes of sentences, and then
-answers that worker's questions.
+It trains a small network to tell English from German, on tensors that a Rust worker makes of sentences,
+and then answers that worker's questions.
 """
 
 import os
@@ -34,14 +34,18 @@ network: torch.nn.Module
 def classify(features):
     """Called by Rust, by this function's name: the language of each row."""
     if features.dim() != 2:
-        raise ValueError(f"features have a row for each sentence, but these are of shape {list(features.shape)}")
+        raise ValueError(
+            f"features have a row for each sentence, but these are of shape {list(features.shape)}"
+        )
     with torch.no_grad():
         return ["English" if score > 0 else "German" for score in network(features)]
 
 
 def train(features, targets):
     torch.manual_seed(1)
-    network = torch.nn.Sequential(torch.nn.Linear(features.shape[1], 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    network = torch.nn.Sequential(
+        torch.nn.Linear(features.shape[1], 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)
+    )
     optimizer = torch.optim.Adam(network.parameters(), lr=0.02)
     for _ in range(60):
         loss = torch.nn.functional.binary_cross_entropy_with_logits(network(features), targets)

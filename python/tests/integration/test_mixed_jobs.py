@@ -1,22 +1,19 @@
-"""Python and Rust workers in one job: calls, references, errors, losses and shutdown, wherever the store is."""
+"""Python and Rust workers in one job: calls, references, errors, losses and shutdown."""
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
+from rust_program import ROOT, built
 
-ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = ROOT / "python/tests/programs/mixed.py"
 DYNAMIC = ROOT / "python/tests/programs/mixed_dynamic.py"
 LIMIT = 60.0
@@ -25,18 +22,13 @@ LIMIT = 60.0
 @pytest.fixture(scope="module")
 def worker() -> str:
     """The program of Rust workers."""
-    cargo = shutil.which("cargo")
-    if cargo is None or not (ROOT / "Cargo.toml").exists():
-        pytest.skip("no cargo to build a Rust worker with")
-    build = [cargo, "build", "--package", "tensorcall", "--example", "mixed_worker", "--message-format", "json"]
-    built = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
-    assert built.returncode == 0, built.stderr
-    said = [json.loads(line) for line in built.stdout.splitlines()]
-    return next(each["executable"] for each in said if each.get("executable"))
+    return built("mixed_worker")
 
 
 @contextmanager
-def started(command: list[str], environment: dict[str, str], **options: Any) -> Iterator[subprocess.Popen[str]]:
+def started(
+    command: list[str], environment: dict[str, str], **options: Any
+) -> Iterator[subprocess.Popen[str]]:
     """A process in a session of its own, of which nothing is left in the end."""
     process = subprocess.Popen(
         command,
@@ -50,10 +42,8 @@ def started(command: list[str], environment: dict[str, str], **options: Any) -> 
     try:
         yield process
     finally:
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         process.wait()
 
 
@@ -107,3 +97,15 @@ def test_workers_of_both_languages_join_and_leave_a_dynamic_group(worker: str) -
 
     assert job.returncode == 0, said
     assert "all have joined and left" in said
+
+
+@pytest.mark.timeout(3 * LIMIT)
+def test_the_example_of_a_mixed_job_ends_by_itself_and_says_what_it_did() -> None:
+    program = built("mixed_job")
+
+    with started([program], {"PYTHON": sys.executable}) as job:
+        said, _ = job.communicate(timeout=LIMIT)
+
+    assert job.returncode == 0, said
+    assert "words: all right" in said
+    assert "model: has left together with words" in said

@@ -2,8 +2,8 @@
 
     mixed.py WORKER RUST
 
-`WORKER` is the program of Rust workers, `RUST` the ranks where it is to run, as `2,3`: this program becomes it
-there. The environment says where the workers meet. The first Python worker tries everything.
+`WORKER` is the program of Rust workers, `RUST` the ranks where it is to run, as `2,3`: this program
+becomes it there. The environment says where the workers meet. The first Python worker tries everything.
 """
 
 from __future__ import annotations
@@ -216,9 +216,9 @@ def main() -> None:
         for part in (calls, errors, references, losses):
             began = time.monotonic()
             part(*names)
-            print(f"{part.__name__} done in {time.monotonic() - began:.1f} s", flush=True)  # noqa: T201
+            print(f"{part.__name__} done in {time.monotonic() - began:.1f} s", flush=True)
     rpc.shutdown()
-    print(f"py{rank} left", flush=True)  # noqa: T201
+    print(f"py{rank} left", flush=True)
 
 
 if __name__ == "__main__":

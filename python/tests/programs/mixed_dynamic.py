@@ -1,7 +1,7 @@
 """A dynamic group of both languages: `mixed_dynamic.py WORKER RANK PLACE`.
 
-Rank 0 starts the others, which join and leave while it goes on: a Rust worker (`WORKER`), and a Python worker that
-joins after that has come.
+Rank 0 starts the others, which join and leave while it goes on: a Rust worker (`WORKER`), and a Python
+worker that joins after that has come.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def lead(worker: str, place: str) -> None:
     other.communicate(timeout=SOON)
     assert other.returncode == 0
     rpc.shutdown()
-    print("all have joined and left", flush=True)  # noqa: T201
+    print("all have joined and left", flush=True)
 
 
 def ask_rust() -> str:
