@@ -50,6 +50,12 @@ def sleep(seconds: float) -> None:
 
 
 @rpc.function
+def die() -> None:
+    # At another exit status torchrun would end all.
+    os._exit(0)
+
+
+@rpc.function
 def sum_of(rref: Any) -> float:
     return float(rref.to_here().sum())
 
@@ -203,6 +209,10 @@ def losses(python: list[str], rust: list[str]) -> None:
     assert f"'{rust[1]}'" in text
     # The others go on.
     assert rpc.rpc_sync(rust[0], "forward", args=(python[1], "double", [2])) == 4
+    kind, *_, text = rpc.rpc_sync(rust[0], "failure", args=(python[1], "die", [], SOON))
+    assert kind == "PeerLost"
+    assert f"worker '{python[1]}'" in text
+    assert "the call of die" in text
 
 
 def main() -> None:

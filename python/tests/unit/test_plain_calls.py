@@ -239,7 +239,7 @@ def test_an_exception_is_of_the_nearest_class_that_is_loaded_here() -> None:
 
     assert isinstance(known, KeyError)
     assert type(known).__name__ == "Unknown"
-    assert "On worker 'r'\nno" in str(known)
+    assert "no (On worker 'r')" in str(known)
     assert type(stranger).__name__ == "ParseIntError"
     assert isinstance(stranger, RuntimeError)
     assert str(stranger) == "On worker 'r': no digit"
