@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use crate::{demo, fmt, packages, plan::Plan, process::run, project::Project, setup, stubs, test};
+use crate::{api, demo, fmt, packages, plan::Plan, process::run, project::Project, setup, stubs, test};
 
 pub(crate) fn add<'a>(plan: &mut Plan<'a>, project: &'a Project) {
     plan.step("Rust format", |_| fmt::rust(project, &["--check"]));
@@ -12,6 +12,7 @@ pub(crate) fn add<'a>(plan: &mut Plan<'a>, project: &'a Project) {
     plan.step("dependencies", |_| dependencies(project));
     plan.step("clippy", |_| clippy(project));
     plan.step("Rust documentation", |_| documentation(project));
+    api::add(plan, project, false);
     plan.step("Python types", |_| run(project.python().args(["-m", "mypy"])));
     setup::add_extension(plan, project);
     stubs::add(plan, project);

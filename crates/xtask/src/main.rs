@@ -9,6 +9,7 @@
     reason = "a command-line tool: it prints, reads the environment and takes the time itself"
 )]
 
+mod api;
 mod bench;
 mod ci;
 mod demo;
@@ -68,6 +69,12 @@ enum Command {
     },
     /// Format the code, Rust and Python, and repair what the linter can.
     Fmt,
+    /// Compare the public interface of the crate `tensorcall` with the list that is checked in.
+    Api {
+        /// Write the list instead.
+        #[arg(long)]
+        bless: bool,
+    },
     /// Check the hand-written stub of the extension against the extension.
     Stubs,
     /// Make the wheel, the source distribution and the crates, and try them as a user would.
@@ -122,6 +129,7 @@ fn main() -> ExitCode {
             setup::add_environment(&mut plan, &project);
             fmt::add(&mut plan, &project);
         }
+        Command::Api { bless } => api::add(&mut plan, &project, *bless),
         Command::Stubs => {
             setup::add(&mut plan, &project);
             stubs::add(&mut plan, &project);
