@@ -11,6 +11,7 @@
 
 mod api;
 mod bench;
+mod candle;
 mod ci;
 mod demo;
 mod fmt;
