@@ -26,7 +26,11 @@ def test_our_client_passes_the_suite_on_torchs_server() -> None:
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=SOON)
 
     suite = subprocess.run(
-        [built("store_worker"), "suite", str(server.port)], capture_output=True, text=True, timeout=LIMIT, check=False
+        [built("store_worker"), "suite", str(server.port)],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
     )
 
     assert suite.returncode == 0, suite.stdout + suite.stderr
@@ -67,7 +71,11 @@ def use_all_of(port: str) -> list[Any]:
     seen += [kind_of_error(lambda: store.queue_pop("q", False)), kind_of_error(lambda: late.wait(["absent"]))]
     late = connect(port)
     late.set_timeout(timedelta(milliseconds=50))
-    seen += [kind_of_error(lambda: late.wait(["absent"])), kind_of_error(lambda: late.get("absent")), late.get("k")]
+    seen += [
+        kind_of_error(lambda: late.wait(["absent"])),
+        kind_of_error(lambda: late.get("absent")),
+        late.get("k"),
+    ]
     popped = in_thread(lambda: other.queue_pop("later"))
     waited = in_thread(lambda: connect(port).get("later too"))
     met = [in_thread(lambda: connect(port).barrier("barrier", 3, SOON)) for _ in range(2)]
@@ -102,7 +110,11 @@ def in_thread(run: Any) -> Any:
 def reduce_over(worker: Worker, port: int) -> list[float]:
     import os
 
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    os.environ |= {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
     dist.init_process_group("gloo", rank=worker.rank, world_size=worker.world_size, timeout=SOON)
     tensor = torch.full((3,), float(worker.rank + 1))
     dist.all_reduce(tensor)

@@ -130,6 +130,7 @@ NOT_SAID = {
             "in its device map for …\ndevice map = …",
             "the module …",
             "… for a local future",
+            "… of … on worker …",
             "… for worker '…'",
         ],
         "part of another text",
