@@ -375,6 +375,11 @@ impl Agent {
         self.inner.members.get()?.rank_of(name)
     }
 
+    /// The name and rank of the worker with this name.
+    pub(crate) fn find(&self, name: &str) -> Option<(WorkerName, Rank)> {
+        self.inner.members.get()?.find(name)
+    }
+
     /// The name of the worker of this rank.
     pub fn name_of(&self, rank: Rank) -> Option<WorkerName> {
         Some(self.inner.members.get()?.get(rank)?.name().clone())
