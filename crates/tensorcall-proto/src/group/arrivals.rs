@@ -111,9 +111,11 @@ pub struct Arrivals<P: Places> {
     events: VecDeque<Arrival<P::Memory, P::Target>>,
 }
 
-/// A link whose handshake is done.
+/// A link that messages are taken on.
 #[derive(Debug, Default)]
 struct OpenLink {
+    /// Its handshake is done.
+    is_open: bool,
     /// Messages that have begun and were not handed on, by priority, oldest first.
     begun: [VecDeque<u32>; 3],
     /// It is over after these messages, for this reason.
@@ -174,9 +176,16 @@ impl<P: Places> Arrivals<P> {
         self.events.pop_front()
     }
 
-    /// The handshake of this link is done: messages on it are taken from now on.
-    pub fn open(&mut self, link: WireLink) {
+    /// This rank begins the handshake of a link. What comes on it is kept until the link is
+    /// [open](Self::open): the other rank may say it in the envelope that ends the handshake.
+    pub fn expect(&mut self, link: WireLink) {
         self.links.entry(link).or_default();
+    }
+
+    /// The handshake of this link is done: messages on it are handed on from now on.
+    pub fn open(&mut self, link: WireLink) {
+        self.links.entry(link).or_default().is_open = true;
+        self.deliver(link);
     }
 
     /// A link is over. What comes on it is dropped.
@@ -403,7 +412,7 @@ impl<P: Places> Arrivals<P> {
 
     /// Hands on the messages of a link that are complete, in order, and its end.
     fn deliver(&mut self, link: WireLink) {
-        let Some(open) = self.links.get_mut(&link) else { return };
+        let Some(open) = self.links.get_mut(&link).filter(|open| open.is_open) else { return };
         let mut failed = None;
         for queue in &mut open.begun {
             while let Some(&stream) = queue.front() {

@@ -311,6 +311,23 @@ fn what_comes_on_a_link_that_is_not_open_takes_no_memory_and_harms_nothing() {
     assert!(world.received.is_empty() && world.others.is_empty() && world.flying.is_empty());
 }
 
+/// The other rank ends a handshake and says something in one envelope.
+#[test]
+fn what_comes_before_the_end_of_a_handshake_is_known_is_kept_until_then() {
+    let mut world = World::new(2);
+    world.arrivals.close(LINK.mirrored());
+    world.arrivals.expect(LINK.mirrored());
+    world.out.handshake(LINK, b"welcome".to_vec());
+    world.out.push(parcel(&message(1, &[100, 1 << 20])));
+    world.run();
+    assert!(world.received.is_empty() && matches!(&world.others[..], [Arrival::Handshake { .. }]));
+
+    world.arrivals.open(LINK.mirrored());
+    world.look();
+
+    assert_eq!(world.received.len(), 1);
+}
+
 #[test]
 fn a_descriptor_that_makes_no_sense_ends_its_link_alone() {
     let mut world = World::new(2);

@@ -151,7 +151,7 @@ impl Shared {
     }
 
     /// Starts to receive pieces, and takes the rest of what came to the news.
-    fn look(&self, peer: &Peer, inn: &mut In) {
+    pub(super) fn look(&self, peer: &Peer, inn: &mut In) {
         while let Some(arrival) = inn.arrivals.poll() {
             if let Arrival::Piece { number, len, target } = arrival {
                 self.run_for(peer, move |this, peer| this.receive_piece(peer, number, len, target));

@@ -46,7 +46,11 @@ impl Shared {
             hello.push(bytes);
         }
         let state = LinkState { link: Arc::clone(&handle), handshake: Some(handshake) };
-        peer.inn.lock().links.insert(wire, state);
+        {
+            let mut inn = peer.inn.lock();
+            inn.arrivals.expect(wire);
+            inn.links.insert(wire, state);
+        }
         // After that, so that whoever ends it all from now on finds the link.
         let over = peer.out.lock().over.clone();
         match over {
@@ -56,7 +60,11 @@ impl Shared {
                 }
             }),
             Some(reason) => {
-                if peer.inn.lock().links.remove(&wire).is_some() {
+                let mut inn = peer.inn.lock();
+                inn.arrivals.close(wire);
+                let is_ours = inn.links.remove(&wire).is_some();
+                drop(inn);
+                if is_ours {
                     handle.end();
                     self.tell_closed(link, false, cannot_connect(rank, &reason));
                 }
@@ -164,13 +172,17 @@ impl Shared {
         let Some(events) = self.events.upgrade() else { return };
         let Some(mut handshake) = self.handshake_of(peer, wire, &*events) else { return };
         let result = handshake.feed(bytes);
-        let mut answers = Vec::new();
         let established = handshake.done();
-        while let Some(bytes) = handshake.poll_send() {
-            answers.push(bytes);
+        if established.is_some() {
+            // First, for the other rank may say something as soon as it hears of it.
+            let mut inn = peer.inn.lock();
+            if inn.links.contains_key(&wire) {
+                inn.arrivals.open(wire);
+                self.look(peer, &mut inn);
+            }
         }
         self.say(peer, |departures| {
-            for bytes in answers {
+            while let Some(bytes) = handshake.poll_send() {
                 departures.handshake(wire, bytes);
             }
         });
@@ -189,7 +201,6 @@ impl Shared {
             return;
         };
         let link = Arc::clone(&state.link);
-        inn.arrivals.open(wire);
         drop(inn);
         if wire.opened_here {
             events.opened(link.id);
