@@ -9,8 +9,9 @@ use tensorcall_proto::autograd::{AutogradCall, Pass, Step};
 use tensorcall_proto::connection::{Outbox, Piece, Segment};
 use tensorcall_proto::ids::{ForkId, Incarnation, Life, MessageId, PassId, RRefId, Rank};
 use tensorcall_proto::wire::{
-    AutogradRef, BufferDesc, Call, DType, Descriptor, Encoding, FailureKind, FrameHeader, FunctionRef,
-    GoodbyeReason, Limits, Message, NewRRef, Outcome, Phase, RRefDesc, RRefMessage, Reply, TensorDesc, Value,
+    AutogradRef, BufferDesc, Call, DType, Descriptor, Encoding, Exception, FailureKind, FrameHeader,
+    FunctionRef, GoodbyeReason, Limits, Message, NewRRef, Outcome, Phase, RRefDesc, RRefMessage, Reply,
+    TensorDesc, Value,
 };
 
 #[expect(unreachable_pub, reason = "in the fuzz crate it is public")]
@@ -187,7 +188,7 @@ fn call(function: FunctionRef, encoding: Encoding) -> Message {
 
 fn a_call(function: FunctionRef, encoding: Encoding) -> Call {
     let (id, timeout_us) = (MessageId::new(300), Some(60_000_000));
-    Call { id, function, encoding, timeout_us, nested: true, autograd: None, creates: None }
+    Call { id, function, encoding, timeout_us, nested: true, plain: false, autograd: None, creates: None }
 }
 
 fn descriptors() -> Vec<(&'static str, Descriptor)> {
@@ -259,11 +260,11 @@ const HUGE: [u8; 10] = [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1]
 
 fn nasty_descriptors() -> Vec<(&'static str, Vec<u8>)> {
     let goodbye = [5, 0];
-    let bare_call = [0, 1, 0, 1, 0, 0, 0, 0, 0];
+    let bare_call = [0, 1, 0, 1, 0, 0, 0, 0, 0, 0];
     let wave = [4, 1, 1, 0, 2];
     let tensor = [0, 1, 1, 0, 1, 1];
     vec![
-        ("huge-payload", [&bare_call[..8], &HUGE, &[0, 0, 0]].concat()),
+        ("huge-payload", [&bare_call[..9], &HUGE, &[0, 0, 0]].concat()),
         ("huge-buffer-count", [&bare_call[..], &HUGE, &[0, 0]].concat()),
         ("huge-tensor-count", [&bare_call[..], &[0], &HUGE, &[0]].concat()),
         ("huge-rref-count", [&bare_call[..], &[0, 0], &HUGE].concat()),
@@ -278,7 +279,18 @@ fn nasty_descriptors() -> Vec<(&'static str, Vec<u8>)> {
 
 fn values() -> Vec<(&'static str, Vec<u8>)> {
     let tree = Value::Tuple(vec![
-        Value::Tuple(vec![Value::Int(i64::MIN), Value::Float(f64::NAN), Value::Nil, Value::Tensor(0)]),
+        Value::Tuple(vec![
+            Value::Int(i64::MIN),
+            Value::Float(f64::NAN),
+            Value::Nil,
+            Value::Tensor(0),
+            Value::RRef(0),
+        ]),
+        Value::Exception(Box::new(Exception {
+            classes: "a:E".into(),
+            message: "no".into(),
+            origin: "here".into(),
+        })),
         Value::Map(vec![
             (Value::Str("schlüssel".into()), Value::Bool(true)),
             (Value::Int(2), Value::List(vec![Value::Bytes(vec![0; 9]), Value::Pickle(vec![0x80, 5])])),
@@ -296,7 +308,7 @@ fn values() -> Vec<(&'static str, Vec<u8>)> {
         ("lists-that-promise-the-rest", [[7, 100].repeat(50), vec![0; 101]].concat()),
         ("long-number", vec![3, 0x80, 0x80, 0]),
         ("not-utf8", vec![5, 2, 0xc3, 0x28]),
-        ("reserved", vec![7, 2, 11, 12]),
+        ("cut-exception", vec![12, 1, 0x61, 1, 0x62]),
     ]
 }
 

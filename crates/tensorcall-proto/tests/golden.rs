@@ -9,9 +9,9 @@ use tensorcall_proto::autograd::{AutogradCall, Pass, Step};
 use tensorcall_proto::ids::{ForkId, Incarnation, Life, MessageId, PassId, RRefId, Rank};
 use tensorcall_proto::termination::{Counts, TerminationMessage};
 use tensorcall_proto::wire::{
-    AutogradRef, BufferDesc, Call, DType, Descriptor, Encoding, FailureKind, FrameHeader, FrameKind,
-    FunctionRef, GoodbyeReason, HEADER_LEN, Limits, Message, NewRRef, Outcome, Phase, Priority, RRefDesc,
-    RRefMessage, Reply, TensorDesc, Value,
+    AutogradRef, BufferDesc, Call, DType, Descriptor, Encoding, Exception, FailureKind, FrameHeader,
+    FrameKind, FunctionRef, GoodbyeReason, HEADER_LEN, Limits, Message, NewRRef, Outcome, Phase, Priority,
+    RRefDesc, RRefMessage, Reply, TensorDesc, Value,
 };
 
 const DOCUMENT: &str = include_str!("../../../docs/wire-format.md");
@@ -61,6 +61,7 @@ fn small_call() -> (FrameHeader, Descriptor, Vec<u8>) {
         encoding: Encoding::Value,
         timeout_us: Some(60_000_000),
         nested: false,
+        plain: false,
         autograd: None,
         creates: None,
     });
@@ -86,8 +87,8 @@ fn frame_of_a_small_call() {
     check(
         "call",
         &frame,
-        "54 43 00 01 01 01 00 00 01 00 00 00 13 00 00 00 17 00 00 00 00 00 00 00 \
-         00 01 02 00 01 66 00 01 80 8e ce 1c 00 00 00 17 00 00 00 \
+        "54 43 00 01 01 01 00 00 01 00 00 00 14 00 00 00 17 00 00 00 00 00 00 00 \
+         00 01 02 00 01 66 00 01 80 8e ce 1c 00 00 00 00 17 00 00 00 \
          08 02 08 02 03 06 04 00 00 00 00 00 00 e0 3f 09 01 05 03 6f 75 74 00",
     );
     let decoded = FrameHeader::decode(frame.first_chunk::<HEADER_LEN>().unwrap(), &Limits::default());
@@ -135,6 +136,7 @@ fn call_with_two_tensors_in_one_buffer() {
             encoding: Encoding::Pickle,
             timeout_us: None,
             nested: true,
+            plain: false,
             autograd: None,
             creates: None,
         }),
@@ -154,7 +156,7 @@ fn call_with_two_tensors_in_one_buffer() {
     check_descriptor(
         "tensors",
         &descriptor,
-        "00 ac 02 00 01 00 01 00 00 96 01 01 40 00 02 \
+        "00 ac 02 00 01 00 01 00 00 00 96 01 01 40 00 02 \
          01 02 04 04 00 00 00 00 00 01 00 00 \
          01 01 04 01 01 04 00 04 00 00 00 00 00 00",
     );
@@ -175,24 +177,33 @@ fn calls_that_create_pass_and_fetch_a_reference() {
     let (owner, creator, new) = reference();
     let call = |function, encoding, creates| {
         let (id, timeout_us) = (MessageId::new(1), None);
-        Message::Call(Call { id, function, encoding, timeout_us, nested: false, autograd: None, creates })
+        Message::Call(Call {
+            id,
+            function,
+            encoding,
+            timeout_us,
+            nested: false,
+            plain: false,
+            autograd: None,
+            creates,
+        })
     };
 
     let creates = call(FunctionRef::InPayload, Encoding::Pickle, Some(new));
     check_descriptor(
         "remote",
         &Descriptor::with_payload(creates, 99),
-        "00 01 00 01 00 00 00 01 01 ac 02 04 01 ac 02 05 63 00 00 00",
+        "00 01 00 01 00 00 00 00 01 01 ac 02 04 01 ac 02 05 63 00 00 00",
     );
     let shared = RRefDesc { rref: new.rref, owner, fork: ForkId::new(creator, 6) };
     let passes = call(FunctionRef::InPayload, Encoding::Pickle, None);
     check_descriptor(
         "pass",
         &Descriptor { rrefs: vec![shared], ..Descriptor::with_payload(passes, 99) },
-        "00 01 00 01 00 00 00 00 63 00 00 01 01 ac 02 04 00 07 01 ac 02 06",
+        "00 01 00 01 00 00 00 00 00 63 00 00 01 01 ac 02 04 00 07 01 ac 02 06",
     );
     let fetches = call(FunctionRef::Fetch(new.rref), Encoding::Bytes, None);
-    check_message("fetch", fetches, "00 01 04 01 ac 02 04 02 00 00 00 00 00 00 00 00");
+    check_message("fetch", fetches, "00 01 04 01 ac 02 04 02 00 00 00 00 00 00 00 00 00");
 }
 
 #[test]
@@ -221,6 +232,7 @@ fn calls_and_replies_in_an_autograd_context() {
         encoding: Encoding::Pickle,
         timeout_us: None,
         nested: false,
+        plain: false,
         autograd: Some(AutogradRef { context, message: Some(context + 3) }),
         creates: None,
     });
@@ -230,7 +242,7 @@ fn calls_and_replies_in_an_autograd_context() {
     check_descriptor(
         "recorded",
         &Descriptor::with_payload(call, 99),
-        "00 01 00 01 00 00 01 80 80 80 80 80 80 40 01 83 80 80 80 80 80 40 00 63 00 00 00",
+        "00 01 00 01 00 00 00 01 80 80 80 80 80 80 40 01 83 80 80 80 80 80 40 00 63 00 00 00",
     );
     check_descriptor(
         "returned-in-context",
@@ -250,6 +262,7 @@ fn steps_of_a_backward_pass() {
             encoding: Encoding::Bytes,
             timeout_us: None,
             nested: false,
+            plain: false,
             autograd: None,
             creates: None,
         })
@@ -257,7 +270,7 @@ fn steps_of_a_backward_pass() {
     let origin = Rank::new(2).unwrap();
     let check = |name, step, expected: &str| {
         let pass = "00 01 05 01 ac 02 09 05 01 01 ac 02";
-        check_message(name, call(step), &format!("{pass} {expected} 02 00 00 00 00 00 00 00 00"));
+        check_message(name, call(step), &format!("{pass} {expected} 02 00 00 00 00 00 00 00 00 00"));
     };
 
     check("begin", Step::Begin, "00");
@@ -320,6 +333,12 @@ fn one_value_of_each_kind() {
         Value::Tuple(vec![Value::Nil]),
         Value::Map(vec![(Value::Int(0), Value::Bool(true))]),
         Value::Tensor(1),
+        Value::RRef(0),
+        Value::Exception(Box::new(Exception {
+            classes: "a:E".into(),
+            message: "no".into(),
+            origin: "w".into(),
+        })),
         Value::Pickle(vec![0x80, 4]),
     ]);
 
@@ -328,8 +347,8 @@ fn one_value_of_each_kind() {
     check(
         "values",
         &bytes,
-        "07 0d 00 01 02 03 01 03 d8 04 04 00 00 00 00 00 00 f8 3f 05 03 68 c3 a9 \
-         06 02 00 ff 07 00 08 01 00 09 01 03 00 02 0a 01 0d 02 80 04",
+        "07 0f 00 01 02 03 01 03 d8 04 04 00 00 00 00 00 00 f8 3f 05 03 68 c3 a9 \
+         06 02 00 ff 07 00 08 01 00 09 01 03 00 02 0a 01 0b 00 0c 03 61 3a 45 02 6e 6f 01 77 0d 02 80 04",
     );
     assert_eq!(Value::decode(&bytes, &Limits::default()), Ok(value));
 }

@@ -31,6 +31,7 @@ fn call(function: FunctionRef) -> Message {
         encoding,
         timeout_us: None,
         nested: false,
+        plain: false,
         autograd: None,
         creates: None,
     })

@@ -69,6 +69,7 @@ fn any_parcel() -> impl Strategy<Value = Parcel> {
                 encoding,
                 timeout_us: None,
                 nested: false,
+                plain: false,
                 autograd: None,
                 creates: None,
             });

@@ -12,9 +12,9 @@ use tensorcall_proto::autograd::{AutogradCall, Pass, Step};
 use tensorcall_proto::ids::{ForkId, Incarnation, Life, MessageId, PassId, RRefId, Rank};
 use tensorcall_proto::termination::{Counts, TerminationMessage};
 use tensorcall_proto::wire::{
-    AutogradRef, BufferDesc, Call, DType, Descriptor, Device, DeviceKind, Encoding, Event, FailureKind,
-    FrameHeader, FrameKind, FunctionRef, GoodbyeReason, HEADER_LEN, Limits, Message, NewRRef, Outcome, Phase,
-    Place, Priority, RRefDesc, RRefMessage, Reply, TensorDesc, Value, ValueReader,
+    AutogradRef, BufferDesc, Call, DType, Descriptor, Device, DeviceKind, Encoding, Event, Exception,
+    FailureKind, FrameHeader, FrameKind, FunctionRef, GoodbyeReason, HEADER_LEN, Limits, Message, NewRRef,
+    Outcome, Phase, Place, Priority, RRefDesc, RRefMessage, Reply, TensorDesc, Value, ValueReader,
 };
 
 /// Accepts everything that the strategies below make.
@@ -93,10 +93,10 @@ fn any_step() -> impl Strategy<Value = AutogradCall> {
 
 fn any_call() -> impl Strategy<Value = Message> {
     let creates = (any_rref(), any_fork()).prop_map(|(rref, fork)| NewRRef { rref, fork });
-    let options = (any::<Option<u64>>(), any::<bool>(), any_autograd(), option::of(creates));
+    let options = (any::<Option<u64>>(), any::<[bool; 2]>(), any_autograd(), option::of(creates));
     (any_id(), any_function(), any_encoding(), options).prop_map(
-        |(id, function, encoding, (timeout_us, nested, autograd, creates))| {
-            Message::Call(Call { id, function, encoding, timeout_us, nested, autograd, creates })
+        |(id, function, encoding, (timeout_us, [nested, plain], autograd, creates))| {
+            Message::Call(Call { id, function, encoding, timeout_us, nested, plain, autograd, creates })
         },
     )
 }
@@ -232,6 +232,10 @@ fn any_value() -> impl Strategy<Value = Value> {
         ".{0,20}".prop_map(Value::Str),
         vec(any::<u8>(), 0..200).prop_map(Value::Bytes),
         any::<u32>().prop_map(Value::Tensor),
+        any::<u32>().prop_map(Value::RRef),
+        [".{0,20}", ".{0,20}", ".{0,20}"].prop_map(|[classes, message, origin]| {
+            Value::Exception(Box::new(Exception { classes, message, origin }))
+        }),
         vec(any::<u8>(), 0..20).prop_map(Value::Pickle),
     ];
     leaf.prop_recursive(6, 64, 8, |inner| {

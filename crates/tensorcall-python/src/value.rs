@@ -197,6 +197,12 @@ impl<'py> Decoder<'_, 'py> {
             Event::Tuple(len) => PyTuple::new(py, self.values(len)?)?.into_any(),
             Event::Map(len) => self.map(len)?.into_any(),
             Event::Tensor(index) => self.tensor(index)?,
+            Event::RRef(_) => {
+                return Err(PyRuntimeError::new_err("a value names a reference that is not there"));
+            }
+            Event::Exception { .. } => {
+                return Err(PyRuntimeError::new_err("an exception in the place of plain data"));
+            }
             Event::Pickle(_) => return Err(PyRuntimeError::new_err("a pickle inside a plain value")),
         })
     }

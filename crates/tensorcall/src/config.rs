@@ -48,6 +48,10 @@ pub struct AgentConfig {
     pub listen_address: Option<String>,
     /// Interface to listen on instead; an address goes first.
     pub listen_interface: Option<String>,
+    /// Whether this worker reads plain data only, and no pickles: what answers its calls is a
+    /// [`Value`](tensorcall_proto::wire::Value), and others know that its functions need such arguments.
+    /// Default false.
+    pub plain: bool,
     /// What is accepted from peers.
     pub limits: Limits,
     /// What happens to messages on their way out, in tests. Default none.
@@ -72,6 +76,7 @@ impl AgentConfig {
             rendezvous_host: None,
             listen_address: None,
             listen_interface: None,
+            plain: false,
             limits: Limits::default(),
             faults: None,
         }

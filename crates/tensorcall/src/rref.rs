@@ -13,7 +13,7 @@ use std::time::Duration;
 use tensorcall_proto::ids::{ForkId, Life, RRefId, WorkerName};
 use tensorcall_proto::wire::message::{AutogradRef, Encoding, FailureKind};
 
-use crate::agent::{Agent, Inner, Release};
+use crate::agent::{Agent, InboundCall, Inner, Release, Responder};
 use crate::body::Body;
 use crate::error::{Error, ErrorKind, Result};
 use crate::future::RpcFuture;
@@ -263,6 +263,19 @@ impl fmt::Display for RRef {
 impl fmt::Debug for RRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
+    }
+}
+
+impl Packed {
+    /// Answers with a copy.
+    pub fn send(&self, responder: Responder) {
+        let answer = if self.raised { Responder::raised } else { Responder::returned };
+        answer(responder, self.encoding, self.body.clone());
+    }
+
+    /// Whether the caller cannot read it.
+    pub(crate) fn is_foreign_to(&self, call: &InboundCall) -> bool {
+        call.plain && self.encoding != Encoding::Value
     }
 }
 

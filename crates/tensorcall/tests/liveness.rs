@@ -27,7 +27,7 @@ fn played_peer(kind: Kind, adjust: impl Fn(&mut AgentConfig)) -> (Agent, Wire) {
     let agent = strangers(kind, 1, adjust, echo).remove(0);
     let mine = info(&agent);
     let (listener, address) = Listener::new(kind, &mine);
-    let peer = PeerInfo { identity: identity(1), addresses: vec![address] };
+    let peer = PeerInfo { identity: identity(1), addresses: vec![address], plain: false };
     agent.open(vec![mine, peer]).unwrap();
     let accepting = thread(move || {
         let mut wire = listener.accept();

@@ -23,7 +23,7 @@ use tensorcall::engine::{Agent, PeerInfo};
 /// that has gone bad: see [`member`].
 fn agents() -> Vec<Agent> {
     let agents = strangers(Kind::Tcp, 2, |_| {}, || Functions::default().plain("echo", <[u8]>::to_vec));
-    let bad = PeerInfo { identity: identity(2), addresses: Vec::new() };
+    let bad = PeerInfo { identity: identity(2), addresses: Vec::new(), plain: false };
     let infos: Vec<_> = agents.iter().map(info).chain([bad]).collect();
     for agent in &agents {
         agent.open(infos.clone()).unwrap();
@@ -88,6 +88,7 @@ fn call_with(tensors: Vec<TensorDesc>, buffers: Vec<BufferDesc>) -> Descriptor {
         encoding: Encoding::Bytes,
         timeout_us: None,
         nested: false,
+        plain: false,
         autograd: None,
         creates: None,
     };

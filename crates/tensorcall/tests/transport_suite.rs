@@ -198,7 +198,7 @@ fn a_peer_that_vanishes_without_a_word_is_lost_once_with_a_reason(kind: Kind) {
     let agents = strangers(kind, 1, |_| {}, functions);
     let mine = info(&agents[0]);
     let (listener, address) = Listener::new(kind, &mine);
-    let peer = PeerInfo { identity: identity(1), addresses: vec![address] };
+    let peer = PeerInfo { identity: identity(1), addresses: vec![address], plain: false };
     agents[0].open(vec![mine, peer]).unwrap();
     let pending: Vec<_> = (0..3).map(|_| call(&agents[0], 1, "echo", b"").unwrap()).collect();
     let mut wire = listener.accept();

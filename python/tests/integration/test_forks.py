@@ -107,7 +107,8 @@ def look_for_descriptors(worker: Worker, folder: str) -> tuple[set[str], set[str
     before = descriptors()
     worker.start()
     peer = f"w{1 - worker.rank}"
-    rpc.rpc_sync(peer, ones, args=(1 << 20,))  # large: over a link of its own
+    assert rpc.rpc_sync(peer, max, args=(1, 2)) == 2
+    rpc.rpc_sync(peer, torch.numel, args=(torch.ones(1 << 20),))  # large: over a link of its own
     ours = descriptors() - before
     left = in_child(descriptors)
     # Closed, and not shut down: the parent goes on.

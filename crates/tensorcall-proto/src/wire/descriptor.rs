@@ -201,6 +201,7 @@ mod tests {
             encoding: Encoding::Value,
             timeout_us: Some(60_000_000),
             nested: false,
+            plain: false,
             autograd: None,
             creates: None,
         })
@@ -387,6 +388,6 @@ mod tests {
     fn small_call_has_a_small_descriptor() {
         let descriptor = Descriptor::with_payload(call(FunctionRef::Slot(3)), 20);
 
-        assert!(descriptor.encode().len() <= 17, "{} bytes", descriptor.encode().len());
+        assert!(descriptor.encode().len() <= 18, "{} bytes", descriptor.encode().len());
     }
 }

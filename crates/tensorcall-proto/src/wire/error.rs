@@ -139,9 +139,6 @@ pub enum WireError {
     /// No kind of value has this tag.
     #[error("value tag {0} is unknown")]
     ValueTag(u8),
-    /// The tag is set aside for a kind of value that this version does not carry.
-    #[error("value tag {0} is reserved")]
-    ValueReserved(u8),
     /// A number is written in more bytes than it needs or does not fit 64 bits.
     #[error("value has a malformed number")]
     ValueNumber,
@@ -159,6 +156,14 @@ pub enum WireError {
     ValueItems {
         /// The limit.
         limit: u32,
+    },
+    /// The value names a reference that the message does not have.
+    #[error("value names reference {index} of {count}")]
+    ValueRRef {
+        /// The named reference.
+        index: u64,
+        /// How many references the message has.
+        count: u32,
     },
     /// The value names a tensor that the message does not have.
     #[error("value names tensor {index} of {count}")]

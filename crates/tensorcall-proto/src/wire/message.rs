@@ -96,6 +96,9 @@ pub struct Call {
     /// Whether a pool thread of the caller waits for this call, so that refusing it could
     /// deadlock.
     pub nested: bool,
+    /// Whether the caller reads plain data only: it needs an answer, result or exception, that is a
+    /// [`Value`](super::value::Value).
+    pub plain: bool,
     /// The autograd context this call belongs to, if to one.
     pub autograd: Option<AutogradRef>,
     /// What to keep the result as. The reply then says how the function ended, and has an empty payload

@@ -29,4 +29,4 @@ pub use message::{
     AutogradRef, Call, Encoding, FailureKind, FunctionRef, GoodbyeReason, Message, Outcome, Phase, Reply,
 };
 pub use tensor::{BufferDesc, DType, Device, DeviceKind, MAX_DIMS, Place, TensorDesc};
-pub use value::{Event, Value, ValueReader, ValueWriter};
+pub use value::{Event, Exception, Value, ValueReader, ValueWriter};

@@ -121,6 +121,7 @@ impl Inner {
                 encoding: request.encoding,
                 timeout_us: deadline.map(|deadline| micros(deadline.saturating_duration_since(start))),
                 nested,
+                plain: self.config.plain,
                 autograd: request.body.autograd,
                 creates,
             }),
@@ -184,7 +185,7 @@ impl Inner {
 
     /// Which link a message takes.
     fn lane(&self, peer: &Peer, message: &Outbound) -> Lane {
-        let PeerInfo { identity, addresses } = &peer.info;
+        let PeerInfo { identity, addresses, .. } = &peer.info;
         let is_large = || message.message.priority(message.body.len()) == Priority::Bulk;
         let mut local = addresses.iter().filter(|address| matches!(address, Address::Unix { .. }));
         let mut is_local = || {
@@ -221,7 +222,7 @@ impl Inner {
         state.ways[lane as usize] = Way::Opening { id: link, backlog };
         drop(state);
         self.links.lock().insert(link, LinkEntry::Outgoing(Arc::clone(peer)));
-        let PeerInfo { identity, addresses } = &peer.info;
+        let PeerInfo { identity, addresses, .. } = &peer.info;
         let reaches =
             |transport: &&dyn Transport| addresses.iter().any(|address| transport.reaches(identity, address));
         // All addresses of one kind are tried by its transport; memory, which is this process, comes first.

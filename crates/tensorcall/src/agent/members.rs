@@ -173,7 +173,7 @@ mod tests {
             rank: Rank::new(rank).unwrap(),
             incarnation: Incarnation::new(life),
         };
-        PeerInfo { identity, addresses: Vec::new() }
+        PeerInfo { identity, addresses: Vec::new(), plain: false }
     }
 
     fn dynamic(infos: Vec<PeerInfo>) -> Members {

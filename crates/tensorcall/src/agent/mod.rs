@@ -254,7 +254,8 @@ impl Agent {
     /// What the other workers need to reach this one.
     pub fn contact(&self) -> String {
         let addresses = self.inner.transports().flat_map(Transport::addresses).collect();
-        PeerInfo { identity: self.inner.me.clone(), addresses }.contact()
+        let (identity, plain) = (self.inner.me.clone(), self.inner.config.plain);
+        PeerInfo { identity, addresses, plain }.contact()
     }
 
     /// Tells who is in the group, this worker included, and starts to run requests. Nobody joins later.
@@ -301,6 +302,12 @@ impl Agent {
     /// The name of the worker of this rank.
     pub fn name_of(&self, rank: Rank) -> Option<WorkerName> {
         Some(self.inner.members.get()?.get(rank)?.name().clone())
+    }
+
+    /// Whether the worker of this rank reads plain data only: it needs functions that are named, with
+    /// arguments that are values.
+    pub fn is_plain(&self, rank: Rank) -> bool {
+        self.inner.members.get().and_then(|members| members.get(rank)).is_some_and(|peer| peer.info.plain)
     }
 
     /// Calls a function of worker `to`, waiting for room if too much is under way to it already.

@@ -23,6 +23,8 @@ pub struct PeerInfo {
     pub identity: Identity,
     /// Where it listens.
     pub addresses: Vec<Address>,
+    /// Whether it reads plain data only, and no pickles: [`AgentConfig::plain`](crate::AgentConfig::plain).
+    pub plain: bool,
 }
 
 /// The text form of a contact, as published in the store.
@@ -30,6 +32,8 @@ pub struct PeerInfo {
 struct Contact {
     incarnation: String,
     addresses: Vec<String>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    plain: bool,
 }
 
 impl PeerInfo {
@@ -42,11 +46,13 @@ impl PeerInfo {
         let invalid = |why: &dyn std::fmt::Display| {
             Error::usage(format!("contact of worker '{name}' is invalid: {why}"))
         };
-        let Contact { incarnation, addresses } = serde_json::from_str(contact).map_err(|e| invalid(&e))?;
+        let Contact { incarnation, addresses, plain } =
+            serde_json::from_str(contact).map_err(|e| invalid(&e))?;
         let incarnation = u64::from_str_radix(&incarnation, 16).map_err(|e| invalid(&e))?;
         let addresses = addresses.iter().map(|text| text.parse()).collect::<Result<_, _>>();
         let addresses = addresses.map_err(|e| invalid(&e))?;
-        Ok(Self { identity: Identity { name, rank, incarnation: Incarnation::new(incarnation) }, addresses })
+        let identity = Identity { name, rank, incarnation: Incarnation::new(incarnation) };
+        Ok(Self { identity, addresses, plain })
     }
 
     /// The text form.
@@ -54,6 +60,7 @@ impl PeerInfo {
         let contact = Contact {
             incarnation: format!("{:016x}", self.identity.incarnation.get()),
             addresses: self.addresses.iter().map(Address::to_string).collect(),
+            plain: self.plain,
         };
         serde_json::to_string(&contact).unwrap_or_default()
     }
@@ -219,12 +226,13 @@ mod tests {
             incarnation: Incarnation::new(0xfeed),
         };
         let addresses = vec!["tcp:127.0.0.1:80".parse().unwrap(), "unix:h/n".parse().unwrap()];
-        let info = PeerInfo { identity: identity.clone(), addresses: addresses.clone() };
+        let info = PeerInfo { identity: identity.clone(), addresses: addresses.clone(), plain: true };
 
         let read = PeerInfo::from_contact(identity.name.clone(), identity.rank, &info.contact()).unwrap();
 
         assert_eq!(read.identity, identity);
         assert_eq!(read.addresses, addresses);
+        assert!(read.plain);
     }
 
     #[test]

@@ -17,7 +17,7 @@ use super::{Inner, LinkEntry};
 use crate::autograd::LocalEngine;
 use crate::body::{Body, Received};
 use crate::clock::now;
-use crate::rref::Kept;
+use crate::rref::{Kept, Packed};
 use crate::transport::{Link, LinkId, Outbound};
 
 /// Callers of requests that take longer than this are told how far they have come.
@@ -34,6 +34,13 @@ pub trait Handler: ThreadHook {
     fn fetch(&self, value: Arc<dyn Any + Send + Sync>, call: InboundCall, responder: Responder) {
         drop((value, call));
         responder.failed(FailureKind::Usage, "this worker cannot send the values that it keeps".to_owned());
+    }
+
+    /// As [`Handler::fetch`], for an answer that was packed in a way that this caller cannot read: `call` is
+    /// [plain](InboundCall::plain), and `packed` is not a value.
+    fn fetch_packed(&self, packed: &Packed, call: InboundCall, responder: Responder) {
+        drop(call);
+        packed.send(responder);
     }
 
     /// What computes gradients here. A worker without it takes no part in backward passes.
@@ -53,6 +60,9 @@ pub struct InboundCall {
     pub encoding: Encoding,
     /// The arguments.
     pub body: Received,
+    /// Whether the caller reads plain data only: it needs an answer that is a
+    /// [`Value`](tensorcall_proto::wire::Value), or an error that says what is not plain.
+    pub plain: bool,
     /// Whether the result is to stay here, for references to it: [`Responder::keep`] takes it.
     pub creates: bool,
 }
@@ -64,6 +74,7 @@ pub struct Responder {
     key: RequestKey,
     creates: Option<RRefId>,
     autograd: Option<AutogradRef>,
+    plain: bool,
     answered: bool,
 }
 
@@ -133,6 +144,11 @@ impl Responder {
     /// The autograd context that the request belongs to, if to one.
     pub fn autograd(&self) -> Option<AutogradRef> {
         self.autograd
+    }
+
+    /// Whether the caller reads plain data only, see [`InboundCall::plain`].
+    pub fn plain(&self) -> bool {
+        self.plain
     }
 
     /// Who asked.
@@ -248,9 +264,9 @@ impl Pending {
     /// What answers it, once it was started.
     pub(super) fn responder(&self, agent: &Weak<Inner>) -> Responder {
         let creates = if let Task::Create(rref) = self.task { Some(rref) } else { None };
-        let autograd = self.call.body.autograd;
+        let (autograd, plain) = (self.call.body.autograd, self.call.plain);
         let (agent, link, key) = (agent.clone(), self.link.clone(), self.key);
-        Responder { agent, link, key, creates, autograd, answered: false }
+        Responder { agent, link, key, creates, autograd, plain, answered: false }
     }
 
     /// Answers without having run it.
@@ -292,7 +308,8 @@ impl Inner {
             return self.cancel_request(&caller, &*link.handle, call.id);
         }
         let creates = call.creates.is_some();
-        let call_in = InboundCall { caller, function, encoding: call.encoding, body, creates };
+        let (encoding, plain) = (call.encoding, call.plain);
+        let call_in = InboundCall { caller, function, encoding, body, plain, creates };
         let pending = Pending { key, link, nested: call.nested, deadline, call: call_in, task };
         if let Some(step) = step {
             return self.start_backward(step, pending);
@@ -317,15 +334,19 @@ impl Inner {
     /// The turn of a request at the pool has come; `kept` is what a fetch is answered with.
     pub(super) fn start(&self, pending: Pending, kept: Option<Kept>) {
         let (agent, nested) = (self.this.clone(), pending.nested);
-        match kept {
-            None | Some(Kept::Value(_)) => {
-                let job = Box::new(move |refused| run(&agent, pending, kept, refused));
-                if let Some(check) = self.pool.submit(nested, job) {
-                    self.schedule(check);
-                }
+        let needs_thread = match &kept {
+            None | Some(Kept::Value(_)) => true,
+            Some(Kept::Packed(packed)) => packed.is_foreign_to(&pending.call),
+            // No thread is needed for what is packed already.
+            Some(Kept::Failed { .. }) => false,
+        };
+        if needs_thread {
+            let job = Box::new(move |refused| run(&agent, pending, kept, refused));
+            if let Some(check) = self.pool.submit(nested, job) {
+                self.schedule(check);
             }
-            // Packed already: no thread is needed.
-            Some(kept) => run(&agent, pending, Some(kept), None),
+        } else {
+            run(&agent, pending, kept, None);
         }
     }
 
@@ -422,11 +443,10 @@ fn run(agent: &Weak<Inner>, pending: Pending, kept: Option<Kept>, refused: Optio
             match kept {
                 None => handler.handle(call, responder),
                 Some(Kept::Value(value)) => handler.fetch(value, call, responder),
-                Some(Kept::Packed(packed)) => {
-                    let body = packed.body.clone();
-                    let answer = if packed.raised { Responder::raised } else { Responder::returned };
-                    answer(responder, packed.encoding, body);
+                Some(Kept::Packed(packed)) if packed.is_foreign_to(&call) => {
+                    handler.fetch_packed(&packed, call, responder);
                 }
+                Some(Kept::Packed(packed)) => packed.send(responder),
                 Some(Kept::Failed { kind, text }) => responder.failed(kind, text.to_string()),
             }
         }

@@ -296,5 +296,5 @@ pub(crate) fn pattern(len: usize, seed: u8) -> Vec<u8> {
 pub(crate) fn nobody(number: u32, addresses: Vec<Address>) -> PeerInfo {
     let config = config(number);
     let identity = Identity { name: config.name, rank: config.rank, incarnation: Incarnation::new(7) };
-    PeerInfo { identity, addresses }
+    PeerInfo { identity, addresses, plain: false }
 }

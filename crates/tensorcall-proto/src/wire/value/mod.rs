@@ -13,7 +13,7 @@ pub use writer::ValueWriter;
 use super::error::WireError;
 use super::limits::Limits;
 
-/// The tag bytes. Numbers are for ever; 11 and 12 wait for remote references and exceptions.
+/// The tag bytes. Numbers are for ever.
 mod tag {
     pub(super) const NIL: u8 = 0;
     pub(super) const FALSE: u8 = 1;
@@ -54,8 +54,24 @@ pub enum Value {
     Map(Vec<(Self, Self)>),
     /// A tensor of the same message, by its place in the descriptor's table.
     Tensor(u32),
+    /// A remote reference of the same message, by its place in the descriptor's table.
+    RRef(u32),
+    /// What a function raised.
+    Exception(Box<Exception>),
     /// A Python pickle, opaque to this crate.
     Pickle(Vec<u8>),
+}
+
+/// What a function raised, as plain data: for who cannot read the exception itself, or has none.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Exception {
+    /// Its class and those that it derives from, each as `module:qualified.name`, parted by spaces, the most
+    /// special one first. A receiver takes the first that it knows.
+    pub classes: String,
+    /// What it says.
+    pub message: String,
+    /// Where it was raised, for people: worker, function and, as far as it is known, the traceback.
+    pub origin: String,
 }
 
 impl Value {
@@ -139,6 +155,8 @@ impl Value {
             Self::Tuple(items) => writer.tuple(items.len()),
             Self::Map(pairs) => writer.map(pairs.len()),
             Self::Tensor(index) => writer.tensor(*index),
+            Self::RRef(index) => writer.rref(*index),
+            Self::Exception(raised) => writer.exception(&raised.classes, &raised.message, &raised.origin),
             Self::Pickle(bytes) => writer.pickle(bytes),
         }
     }
@@ -170,6 +188,11 @@ impl Partial {
             Event::Str(text) => return Ok(Value::Str(text.to_owned())),
             Event::Bytes(bytes) => return Ok(Value::Bytes(bytes.to_vec())),
             Event::Tensor(index) => return Ok(Value::Tensor(index)),
+            Event::RRef(index) => return Ok(Value::RRef(index)),
+            Event::Exception { classes, message, origin } => {
+                let [classes, message, origin] = [classes, message, origin].map(str::to_owned);
+                return Ok(Value::Exception(Box::new(Exception { classes, message, origin })));
+            }
             Event::Pickle(bytes) => return Ok(Value::Pickle(bytes.to_vec())),
             Event::List(len) => (Kind::List, len),
             Event::Tuple(len) => (Kind::Tuple, len),
@@ -207,6 +230,12 @@ mod tests {
             ]),
             Value::Bytes(vec![1, 2]),
             Value::Tensor(3),
+            Value::RRef(7),
+            Value::Exception(Box::new(Exception {
+                classes: "a:E builtins:ValueError".into(),
+                message: "n\u{f6}".into(),
+                origin: String::new(),
+            })),
             Value::Pickle(vec![0x80]),
         ])
     }

@@ -31,6 +31,17 @@ pub enum Event<'a> {
     Map(usize),
     /// A tensor, by its place in the descriptor's table.
     Tensor(u32),
+    /// A remote reference, by its place in the descriptor's table.
+    RRef(u32),
+    /// An exception.
+    Exception {
+        /// Its classes, the most special one first, parted by spaces.
+        classes: &'a str,
+        /// What it says.
+        message: &'a str,
+        /// Where it was raised, for people.
+        origin: &'a str,
+    },
     /// A Python pickle.
     Pickle(&'a [u8]),
 }
@@ -53,6 +64,7 @@ pub struct ValueReader<'a> {
     max_depth: u16,
     max_items: u32,
     tensors: Option<u32>,
+    rrefs: Option<u32>,
 }
 
 impl<'a> ValueReader<'a> {
@@ -66,12 +78,19 @@ impl<'a> ValueReader<'a> {
             max_depth: limits.max_depth,
             max_items: limits.max_items,
             tensors: None,
+            rrefs: None,
         }
     }
 
     /// Refuses tensors whose index is not below `count`.
     pub const fn with_tensors(mut self, count: u32) -> Self {
         self.tensors = Some(count);
+        self
+    }
+
+    /// Refuses references whose index is not below `count`.
+    pub const fn with_rrefs(mut self, count: u32) -> Self {
+        self.rrefs = Some(count);
         self
     }
 
@@ -99,8 +118,9 @@ impl<'a> ValueReader<'a> {
             tag::TUPLE => self.container(1).map(Event::Tuple),
             tag::MAP => self.container(2).map(Event::Map),
             tag::TENSOR => self.tensor().map(Event::Tensor),
+            tag::RREF => self.rref().map(Event::RRef),
+            tag::EXCEPTION => self.exception(),
             tag::PICKLE => self.block().map(Event::Pickle),
-            reserved @ (tag::RREF | tag::EXCEPTION) => Err(WireError::ValueReserved(reserved)),
             unknown => Err(WireError::ValueTag(unknown)),
         }
     }
@@ -179,12 +199,22 @@ impl<'a> ValueReader<'a> {
     }
 
     fn tensor(&mut self) -> Result<u32, WireError> {
+        self.index(self.tensors)?.map_err(|(index, count)| WireError::ValueTensor { index, count })
+    }
+
+    fn rref(&mut self) -> Result<u32, WireError> {
+        self.index(self.rrefs)?.map_err(|(index, count)| WireError::ValueRRef { index, count })
+    }
+
+    fn exception(&mut self) -> Result<Event<'a>, WireError> {
+        Ok(Event::Exception { classes: self.str()?, message: self.str()?, origin: self.str()? })
+    }
+
+    /// A place in a table of `count` entries, if that is known; else the place and that count.
+    fn index(&mut self, count: Option<u32>) -> Result<Result<u32, (u64, u32)>, WireError> {
         let index = self.number()?;
-        let count = self.tensors.unwrap_or(u32::MAX);
-        u32::try_from(index)
-            .ok()
-            .filter(|&index| index < count)
-            .ok_or(WireError::ValueTensor { index, count })
+        let count = count.unwrap_or(u32::MAX);
+        Ok(u32::try_from(index).ok().filter(|&index| index < count).ok_or((index, count)))
     }
 
     fn block(&mut self) -> Result<&'a [u8], WireError> {
@@ -228,7 +258,7 @@ mod tests {
 
     /// The first error in `bytes`, read to the end.
     fn error(bytes: &[u8], limits: &Limits) -> Option<WireError> {
-        let mut reader = ValueReader::new(bytes, limits).with_tensors(2);
+        let mut reader = ValueReader::new(bytes, limits).with_tensors(2).with_rrefs(1);
         while !reader.is_done() {
             if let Err(error) = reader.next() {
                 return Some(error);
@@ -295,11 +325,9 @@ mod tests {
     }
 
     #[test]
-    fn unknown_and_reserved_tags_are_refused() {
+    fn unknown_tags_are_refused() {
         assert_eq!(default_error(&[14]), Some(WireError::ValueTag(14)));
         assert_eq!(default_error(&[255]), Some(WireError::ValueTag(255)));
-        assert_eq!(default_error(&[11]), Some(WireError::ValueReserved(11)));
-        assert_eq!(default_error(&[12]), Some(WireError::ValueReserved(12)));
     }
 
     #[test]
@@ -317,7 +345,7 @@ mod tests {
 
     #[test]
     fn lengths_near_the_end_of_numbers_are_truncated() {
-        for tag in [5, 6, 7, 8, 9, 13] {
+        for tag in [5, 6, 7, 8, 9, 12, 13] {
             let mut bytes = vec![tag];
             bytes.extend([0xff; 9]);
             bytes.push(1);
@@ -349,5 +377,23 @@ mod tests {
     fn tensors_must_be_in_the_table() {
         assert_eq!(default_error(&[10, 1]), None);
         assert_eq!(default_error(&[10, 2]), Some(WireError::ValueTensor { index: 2, count: 2 }));
+    }
+
+    #[test]
+    fn references_must_be_in_the_table() {
+        assert_eq!(default_error(&[11, 0]), None);
+        assert_eq!(default_error(&[11, 1]), Some(WireError::ValueRRef { index: 1, count: 1 }));
+    }
+
+    #[test]
+    fn an_exception_is_three_texts() {
+        let bytes = [12, 3, b'a', b':', b'E', 2, b'n', b'o', 0];
+
+        let exception = Event::Exception { classes: "a:E", message: "no", origin: "" };
+        assert_eq!(reader(&bytes).next(), Ok(exception));
+        for cut in 0..bytes.len() {
+            assert_eq!(default_error(&bytes[..cut]), Some(WireError::ValueTruncated), "cut at {cut}");
+        }
+        assert_eq!(default_error(&[12, 0, 1, 0xff, 0]), Some(WireError::ValueUtf8));
     }
 }

@@ -88,6 +88,21 @@ impl<'a> ValueWriter<'a> {
         self.number(tag::TENSOR, index.into());
     }
 
+    /// Writes a remote reference, by its place in the descriptor's table.
+    pub fn rref(&mut self, index: u32) {
+        self.number(tag::RREF, index.into());
+    }
+
+    /// Writes an exception: its classes, the most special one first, parted by spaces; what it says; and
+    /// where it was raised.
+    pub fn exception(&mut self, classes: &str, message: &str, origin: &str) {
+        self.block(tag::EXCEPTION, classes.as_bytes());
+        for text in [message, origin] {
+            self.leb128(text.len() as u64);
+            self.out.extend_from_slice(text.as_bytes());
+        }
+    }
+
     /// Writes a Python pickle as an opaque item.
     pub fn pickle(&mut self, bytes: &[u8]) {
         self.block(tag::PICKLE, bytes);
@@ -103,10 +118,13 @@ impl<'a> ValueWriter<'a> {
         self.out.extend_from_slice(bytes);
     }
 
-    /// Writes a tag and a number in LEB128: seven bits a byte, the lowest first, the high bit set
-    /// on all but the last.
-    fn number(&mut self, tag: u8, mut number: u64) {
+    fn number(&mut self, tag: u8, number: u64) {
         self.tag(tag);
+        self.leb128(number);
+    }
+
+    /// Writes a number in LEB128: seven bits a byte, the lowest first, the high bit set on all but the last.
+    fn leb128(&mut self, mut number: u64) {
         while number >= 0x80 {
             self.out.push(number.to_le_bytes()[0] | 0x80);
             number >>= 7;
