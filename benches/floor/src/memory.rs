@@ -67,7 +67,9 @@ impl Caller {
     fn exchange(&self, bytes: usize) {
         // SAFETY: the block behind `BYTES` is `LARGEST` long, as `source` is; both are mapped, and they do
         // not overlap. The callee does not read.
-        unsafe { ptr::copy_nonoverlapping(self.source[..bytes].as_ptr(), self.shared.start.add(BYTES), bytes) };
+        unsafe {
+            ptr::copy_nonoverlapping(self.source[..bytes].as_ptr(), self.shared.start.add(BYTES), bytes)
+        };
         if !self.alone {
             let old = self.shared.counter(ANSWERS).load(Ordering::Relaxed);
             self.shared.post(QUESTIONS);

@@ -94,7 +94,8 @@ fn serve(mut stream: impl Stream) -> Result<()> {
     let mut memory = vec![1; LARGEST];
     let mut header = [0; HEADER];
     while stream.read_exact(&mut header).is_ok() {
-        let [bytes, back] = [0, 8].map(|at| u64::from_le_bytes(header[at..at + 8].try_into().unwrap_or_default()));
+        let [bytes, back] =
+            [0, 8].map(|at| u64::from_le_bytes(header[at..at + 8].try_into().unwrap_or_default()));
         stream.read_exact(&mut memory[..usize::try_from(bytes)?])?;
         stream.write_all(&header)?;
         stream.write_all(&memory[..usize::try_from(back)?])?;

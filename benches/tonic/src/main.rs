@@ -114,9 +114,8 @@ fn main() -> Result<()> {
 async fn serve() -> Result<()> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     println!("{}", listener.local_addr()?);
-    let service = BenchServer::new(Answers)
-        .max_decoding_message_size(usize::MAX)
-        .max_encoding_message_size(usize::MAX);
+    let service =
+        BenchServer::new(Answers).max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX);
     let server = Server::builder()
         .initial_stream_window_size(WINDOW)
         .initial_connection_window_size(4 * WINDOW)

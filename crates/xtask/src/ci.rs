@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use crate::{demo, fmt, packages, plan::Plan, process::run, project::Project, setup, stubs, test};
+use crate::{bench, demo, fmt, packages, plan::Plan, process::run, project::Project, setup, stubs, test};
 
 pub(crate) fn add<'a>(plan: &mut Plan<'a>, project: &'a Project) {
     plan.step("Rust format", |_| fmt::rust(project, &["--check"]));
@@ -19,6 +19,7 @@ pub(crate) fn add<'a>(plan: &mut Plan<'a>, project: &'a Project) {
     packages::add(plan, project);
     plan.step("models of lock-free state", |tally| test::models(project, tally));
     test::add(plan, project, false);
+    bench::add_gate(plan, project);
 }
 
 fn python_lint(project: &Project) -> Result<()> {

@@ -81,7 +81,8 @@ enum Command {
     },
     /// Run what needs a CUDA device; without one, say so and pass.
     GpuCheck,
-    /// Compare our speed with torch's own agent; arguments go to `python/benches/run.py`.
+    /// Compare our speed with that of our peers and of the machine; arguments go to
+    /// `python/benches/run.py` (`--quick` for three minutes, `--help` for the rest).
     Bench {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
