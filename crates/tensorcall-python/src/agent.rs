@@ -176,7 +176,8 @@ impl Agent {
     }
 
     /// Begins a backward pass from `roots`, which the handler object knows what to do with. The call is done
-    /// when all gradients are where they belong, on all workers. `timeout` is how many seconds there may be
+    /// when all gradients are where they belong, on all workers; the thread that waits for it does this worker's
+    /// part. `timeout` is how many seconds there may be
     /// no progress; 0 means no limit.
     fn backward(
         &self,
@@ -187,9 +188,9 @@ impl Agent {
         timeout: f64,
     ) -> PyResult<Call> {
         let (roots, patience) = (KeptObject::keep(roots), time::limit(timeout));
-        let future = outside(py, || self.agent.backward(context, roots, retain_graph, patience));
-        let future = future.map_err(|error| to_python(&error))?;
-        Ok(self.wrap(future, self.agent.identity().rank, "backward".into()))
+        let desk = outside(py, || self.agent.begin_backward(context, roots, retain_graph, patience));
+        let desk = desk.map_err(|error| to_python(&error))?;
+        Ok(Call::of_pass(desk, self.route(self.agent.identity().rank, "backward".into())))
     }
 
     /// How many backward passes this worker takes part in.
@@ -346,9 +347,13 @@ impl Agent {
     }
 
     fn wrap(&self, future: RpcFuture, to: Rank, function: Arc<str>) -> Call {
+        Call::of_rpc(future, self.route(to, function))
+    }
+
+    fn route(&self, to: Rank, function: Arc<str>) -> Route {
         let name = self.agent.name_of(to).unwrap_or_else(|| self.agent.identity().name.clone());
         let (agent, handler) = (self.agent.clone(), Arc::clone(&self.handler));
-        Call::of_rpc(future, Route { agent, handler, to, name, function })
+        Route { agent, handler, to, name, function }
     }
 }
 

@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 use tensorcall::engine::proto::ids::{Rank, WorkerName};
 use tensorcall::engine::proto::wire::message::Encoding;
-use tensorcall::engine::{Error, ErrorKind, Promise, Response, RpcFuture};
+use tensorcall::engine::{Desk, Error, ErrorKind, Promise, Response, RpcFuture};
 
 use crate::autograd::{Place, to_place};
 use crate::bell::Bell;
@@ -37,6 +37,8 @@ type RawResult<'py> = (u8, Bound<'py, PyAny>, Bound<'py, PyList>, Bound<'py, PyL
 pub(crate) struct Call {
     future: RpcFuture,
     origin: Origin,
+    /// If it is a backward pass, where the thread that waits finds this worker's part of it.
+    desk: Option<Desk>,
     /// Nobody is told if it fails and nobody looks.
     disregarded: AtomicBool,
 }
@@ -58,7 +60,13 @@ pub(crate) struct Route {
 
 impl Call {
     pub(crate) fn of_rpc(future: RpcFuture, route: Route) -> Self {
-        Self { future, origin: Origin::Rpc(route), disregarded: AtomicBool::new(false) }
+        Self { future, origin: Origin::Rpc(route), desk: None, disregarded: AtomicBool::new(false) }
+    }
+
+    pub(crate) fn of_pass(desk: Desk, route: Route) -> Self {
+        let future = desk.future().clone();
+        let origin = Origin::Rpc(route);
+        Self { future, origin, desk: Some(desk), disregarded: AtomicBool::new(false) }
     }
 
     fn target(&self) -> Option<&WorkerName> {
@@ -128,7 +136,7 @@ impl Call {
     #[new]
     fn new() -> Self {
         let (promise, future) = tensorcall::engine::promise();
-        Self { future, origin: Origin::Local(promise), disregarded: AtomicBool::new(false) }
+        Self { future, origin: Origin::Local(promise), desk: None, disregarded: AtomicBool::new(false) }
     }
 
     /// Completes a local one; false if it was done.
@@ -147,7 +155,10 @@ impl Call {
         }
         let limit = timeout.map(time::after);
         wait_in_slices(py, limit, |until| {
-            tensorcall::engine::lend(self.target(), || self.future.wait_until(until))
+            tensorcall::engine::lend(self.target(), || match &self.desk {
+                None => self.future.wait_until(until),
+                Some(desk) => desk.work_until(until),
+            })
         })
     }
 
@@ -215,8 +226,11 @@ impl Call {
         self.disregarded.store(true, Ordering::Relaxed);
     }
 
-    /// Gives an RPC up: its future fails, and the callee is told.
+    /// Gives an RPC up: its future fails, and the callee is told. A backward pass goes on without this thread.
     fn cancel(&self, py: Python<'_>) {
+        if let Some(desk) = &self.desk {
+            outside(py, || desk.close());
+        }
         if let (Origin::Rpc(Route { agent, to, .. }), Some(id)) = (&self.origin, self.future.call()) {
             outside(py, || agent.cancel(*to, id));
         }

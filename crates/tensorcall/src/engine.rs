@@ -15,8 +15,8 @@
 pub use tensorcall_proto as proto;
 
 pub use crate::agent::{
-    Agent, CallError, Fault, Faults, Handler, InboundCall, Leak, Metrics, PeerInfo, RRefCounts, Request,
-    Responder, ThreadHook, is_pool_thread, lend,
+    Agent, CallError, Desk, Fault, Faults, Handler, InboundCall, Leak, Metrics, PeerInfo, RRefCounts,
+    Request, Responder, ThreadHook, is_pool_thread, lend,
 };
 pub use crate::config::AgentConfig;
 pub use crate::error::{Error, ErrorKind, Result};

@@ -67,6 +67,23 @@ thread_local! {
     static SPIN: Cell<Spin> = const { Cell::new(Spin::NEW) };
 }
 
+/// Looks for a moment for something that may come soon, then sleeps; tells whether it came.
+pub(crate) fn look_or(
+    limit: Option<Instant>,
+    there: impl FnMut() -> bool,
+    sleep: impl FnOnce() -> bool,
+) -> bool {
+    let mut spin = SPIN.get();
+    let found = spin.look(limit, there);
+    let start = now();
+    let came = found || sleep();
+    if came && !found {
+        spin.encourage(start.elapsed());
+    }
+    SPIN.set(spin);
+    came
+}
+
 /// A future and the promise to complete it.
 pub fn promise() -> (Promise, RpcFuture) {
     let pending = State::Pending { callbacks: Vec::new(), wakers: Vec::new() };
@@ -146,15 +163,7 @@ impl RpcFuture {
         if !self.0.soon.load(Ordering::Relaxed) {
             return self.sleep_until(limit);
         }
-        let mut spin = SPIN.get();
-        let there = spin.look(limit, || self.is_done());
-        let start = now();
-        let done = there || self.sleep_until(limit);
-        if done && !there {
-            spin.encourage(start.elapsed());
-        }
-        SPIN.set(spin);
-        done
+        look_or(limit, || self.is_done(), || self.sleep_until(limit))
     }
 
     fn sleep_until(&self, limit: Option<Instant>) -> bool {

@@ -10,6 +10,7 @@ mod common;
 use std::any::Any;
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::thread::ThreadId;
 use std::time::Duration;
 
 use common::gate::Gate;
@@ -48,6 +49,8 @@ struct Ring {
     arrived: Arc<Mutex<Vec<u64>>>,
     ended: Arc<Mutex<Vec<Option<String>>>>,
     busy: Arc<Mutex<HashSet<PassId>>>,
+    /// Who ran products.
+    threads: Arc<Mutex<HashSet<ThreadId>>>,
 }
 
 impl Ring {
@@ -61,6 +64,7 @@ impl Ring {
             arrived: Arc::default(),
             ended: Arc::default(),
             busy: Arc::default(),
+            threads: Arc::default(),
         }
     }
 
@@ -121,7 +125,7 @@ impl LocalEngine for Ring {
         _: bool,
     ) -> Result<Vec<Found>, PassError> {
         assert!(self.busy.lock().insert(pass.id), "two things at once in one pass");
-        assert!(tensorcall::engine::is_pool_thread());
+        self.threads.lock().insert(std::thread::current().id());
         if let Some(gate) = &self.gate {
             gate.pass();
         }
@@ -228,6 +232,37 @@ fn a_gradient_goes_round_as_often_as_the_number_did() {
         }
         leave_together(agents);
     }
+}
+
+#[test]
+fn a_thread_that_waits_at_a_desk_does_its_workers_part() {
+    let (agents, rings) = ring(Kind::Unix, 3, 12);
+    let me = std::thread::current().id();
+
+    let desk = agents[0].begin_backward(5, Arc::new("roots"), false, Some(SOON)).unwrap();
+    assert!(desk.work_until(Some(deadline(SOON))));
+
+    assert!(!outcome(desk.future()).unwrap().raised);
+    assert_eq!(*rings[0].threads.lock(), HashSet::from([me]));
+    assert!(!rings[1].threads.lock().contains(&me));
+    leave_together(agents);
+}
+
+#[test]
+fn a_desk_that_is_left_leaves_its_work_to_the_pool() {
+    let gate = Gate::default();
+    let held = Ring { gate: Some(gate.clone()), ..Ring::new(1, 3, 12) };
+    let rings = [Ring::new(0, 3, 12), held, Ring::new(2, 3, 12)];
+    let agents = start(Kind::Memory, &rings);
+
+    let desk = agents[0].begin_backward(5, Arc::new("roots"), false, Some(SOON)).unwrap();
+    assert!(!desk.work_until(Some(deadline(Duration::from_millis(20)))), "the second worker is held");
+    let future = desk.future().clone();
+    drop(desk);
+    gate.open();
+
+    assert!(!outcome(&future).unwrap().raised);
+    assert!(rings[0].threads.lock().len() > 1, "what came later was done elsewhere");
 }
 
 #[test]

@@ -1,14 +1,13 @@
 """Beginning a backward pass.
 
 A context that never left this worker needs no messages: its pass is one run of torch's engine, here. Any
-other is driven by the extension, and the parts of this worker run on its threads. With a profiler on,
-which sees only its own thread, they run in the thread that waits for the pass.
+other is driven by the extension, and the parts of this worker run in the thread that waits for the pass.
 """
 
 from __future__ import annotations
 
-import queue
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,7 +15,13 @@ from torch.autograd.profiler import record_function
 
 from . import _context
 from ._context import DistAutogradContext
-from ._engine import Roots, engine
+from ._engine import engine
+
+class _Waiting(threading.local):
+    interrupt: BaseException | None = None
+
+
+_waiting = _Waiting()
 
 _HERE = -1
 """In the place of a worker, names passes that the extension knows nothing of."""
@@ -29,71 +34,46 @@ def backward(context_id: int, roots: Sequence[torch.Tensor], retain_graph: bool)
     tensors = list(roots)
     _check_roots(tensors)
     if not torch._C._autograd._profiler_enabled():
-        _run(context, Roots(tensors), retain_graph, None)
+        _run(context, tensors, retain_graph)
         return
     with record_function("torch::distributed::autograd::backward"):
-        waiting = _WaitingThread()
-        _run(context, Roots(tensors, waiting.run), retain_graph, waiting)
+        _run(context, tensors, retain_graph)
 
 
-def _run(
-    context: DistAutogradContext, roots: Roots, retain_graph: bool, waiting: _WaitingThread | None
-) -> None:
+def _run(context: DistAutogradContext, roots: list[torch.Tensor], retain_graph: bool) -> None:
     from ..rpc import _agent, _call
 
     if context.is_local():
-        _run_here(context, roots.tensors, retain_graph)
+        _run_here(context, roots, retain_graph)
         return
     agent = _agent.current()
     timeout = _call.limit_of(agent, -1)
     call = agent._native.backward(context._context_id(), roots, retain_graph, timeout)
+    _waiting.interrupt = None
     try:
-        if waiting is not None:
-            waiting.wait(call)
         call.wait(None)
+        _call.take(call)
     except BaseException:
         call.cancel()
+        interrupt, _waiting.interrupt = _waiting.interrupt, None
+        if interrupt is not None:
+            raise interrupt from None
         raise
-    _call.take(call)
 
 
-def _run_here(context: DistAutogradContext, tensors: Sequence[torch.Tensor], retain_graph: bool) -> None:
-    pass_id = (_HERE, id(tensors))
+def interrupted(error: BaseException) -> None:
+    """What ended a part of a pass in this thread was not an error of the pass: the thread is to end by it."""
+    _waiting.interrupt = error
+
+
+def _run_here(context: DistAutogradContext, roots: list[torch.Tensor], retain_graph: bool) -> None:
+    pass_id = (_HERE, id(roots))
     context_id = context._context_id()
-    engine.plan(context_id, pass_id, Roots(tensors))
+    engine.plan(context_id, pass_id, roots)
     try:
         engine.vjp(context_id, pass_id, [], [], last=True, retain_graph=retain_graph)
     finally:
         engine.end(context_id, pass_id)
-
-
-class _WaitingThread:
-    """Runs what others hand over, while it waits for a call."""
-
-    def __init__(self) -> None:
-        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-
-    def run(self, work: Callable[[], Any]) -> Any:
-        """Have `work` run in the thread that waits; returns what it returns, and raises what it raises."""
-        done: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
-
-        def run() -> None:
-            try:
-                done.put((work(), None))
-            except BaseException as error:
-                done.put((None, error))
-
-        self._work.put(run)
-        result, error = done.get()
-        if error is not None:
-            raise error
-        return result
-
-    def wait(self, call: Any) -> None:
-        """Wait until the call is done, and do the others' work meanwhile."""
-        call.on_done(lambda: self._work.put(None))
-        while (work := self._work.get()) is not None:
-            work()
 
 
 def _check_types(context_id: Any, roots: Any, retain_graph: Any) -> None:

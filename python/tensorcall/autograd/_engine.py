@@ -49,7 +49,7 @@ class LocalEngine:
         self._lock = threading.Lock()
         self._passes: dict[tuple[int, PassId], _Pass] = {}
 
-    def plan(self, context_id: int, pass_id: PassId, roots: Roots | None) -> Plan:
+    def plan(self, context_id: int, pass_id: PassId, roots: Sequence[torch.Tensor] | None) -> Plan:
         """Begin a pass here. The roots, if any, are the last source."""
         context = self._find(context_id)
         if context is None:
@@ -84,10 +84,7 @@ class LocalEngine:
             found = self._passes.get((context_id, pass_id))
         if found is None:
             raise RuntimeError(f"there is no backward pass {pass_id} in autograd context {context_id} here")
-        complete: list[tuple[int, Gradients]] = found.executor(
-            functools.partial(found.advance, arrived, wanted, last=last, retain_graph=retain_graph)
-        )
-        return complete
+        return found.advance(arrived, wanted, last=last, retain_graph=retain_graph)
 
     def end(self, context_id: int, pass_id: PassId) -> None:
         """Forget a pass, whether it came to its end or failed."""
@@ -101,31 +98,18 @@ class LocalEngine:
         return len(self._passes)
 
 
-def _run_here(work: Callable[[], Any]) -> Any:
-    return work()
-
-
-class Roots(NamedTuple):
-    """What a pass begins with."""
-
-    tensors: Sequence[torch.Tensor]
-    executor: Callable[[Callable[[], Any]], Any] = _run_here
-    """Runs the parts of the pass on the worker that began it."""
-
-
 class _Pass:
     """One backward pass in one context."""
 
-    def __init__(self, context: DistAutogradContext, roots: Roots | None) -> None:
+    def __init__(self, context: DistAutogradContext, roots: Sequence[torch.Tensor] | None) -> None:
         self._context = context
-        self.executor = _run_here if roots is None else roots.executor
         self._sources: dict[int | None, _Source] = {}
         sends = context._send_functions()
         for message, node in sends.items():
             self._sources[message] = _Source(1 << len(self._sources), [_functions.send_edge(node)])
         if roots is not None:
-            source = _Source(1 << len(sends), [get_gradient_edge(root) for root in roots.tensors])
-            source.gradients = [torch.ones_like(root) for root in roots.tensors]
+            source = _Source(1 << len(sends), [get_gradient_edge(root) for root in roots])
+            source.gradients = [torch.ones_like(root) for root in roots]
             self._sources[None] = source
         self._below = _below([edge.node for source in self._sources.values() for edge in source.edges])
         reach = _reach(self._below, list(self._sources.values()))

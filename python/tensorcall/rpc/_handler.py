@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from .. import _tensorcall
-from ..autograd import _context, _messages
+from ..autograd import _backward, _context, _messages
 from ..autograd._context import DistAutogradContext
-from ..autograd._engine import PassId, Plan, Roots
+from ..autograd._engine import PassId, Plan
 from ..autograd._engine import engine as local_engine
 from ..autograd._messages import Mark, PackedGradients
 from . import _agent, _devices, _fork, _remote_error, _target, internal, server_process_global_profiler
@@ -223,7 +223,7 @@ class Handler:
         context.sends_to(caller)
         return payload, tensors, rrefs, (context._context_id(), message)
 
-    def autograd_plan(self, context_id: int, pass_id: PassId, roots: Roots | None) -> Plan:
+    def autograd_plan(self, context_id: int, pass_id: PassId, roots: Sequence[torch.Tensor] | None) -> Plan:
         """Begin a backward pass on this worker."""
         try:
             return local_engine.plan(context_id, pass_id, roots)
@@ -265,6 +265,8 @@ class Handler:
         local_engine.end(context_id, pass_id)
 
     def _error_of_pass(self, error: BaseException) -> OperatorError:
+        if not isinstance(error, Exception):
+            _backward.interrupted(error)
         text = str(error) or type(error).__name__
         return OperatorError(f"Error on Node {self._info.id}: {text}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from pathlib import Path
@@ -223,6 +224,20 @@ def test_an_error_anywhere_is_raised_and_the_next_pass_works(group: Group) -> No
     assert before == {}
     assert gradient == [9.0]
     assert idle == ["0", "0", "0"]
+
+
+def of_an_interrupt(worker: Worker) -> Any:
+    with worker.joined(), dist_autograd.context() as number:
+        x = torch.ones(1, requires_grad=True)
+        y = rpc.rpc_sync("w1", double, args=(x,))
+        y.register_hook(lambda _: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            dist_autograd.backward(number, [y.sum()])
+        return eventually(lambda: passes_on("w0") == passes_on("w1") == "0")
+
+
+def test_an_interrupt_in_a_pass_is_raised_where_it_began_and_ends_the_pass(group: Group) -> None:
+    assert group.run(of_an_interrupt, serve)[0]
 
 
 def of_a_lost_worker(worker: Worker) -> None:

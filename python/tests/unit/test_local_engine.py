@@ -78,8 +78,7 @@ class Part:
         self.engine = worker.engine
         self.pass_id = pass_id
         self.retain_graph = retain_graph
-        begin = None if roots is None else _engine.Roots(roots)
-        sends, self.recvs, _ = self.engine.plan(CONTEXT, pass_id, begin)
+        sends, self.recvs, _ = self.engine.plan(CONTEXT, pass_id, roots)
         self.sources: list[int | None] = [message for message, _ in sends]
         self.complete: set[int | None] = set()
         self.new: list[Any] = []
@@ -372,7 +371,7 @@ def test_a_tensor_of_another_context_is_refused() -> None:
     new.workers[0].container._contexts[CONTEXT + 1] = new.workers[0].context
 
     with pytest.raises(RuntimeError, match="Autograd context no longer valid"):
-        new.workers[0].engine.plan(CONTEXT + 1, PASS, _engine.Roots([result.sum()]))
+        new.workers[0].engine.plan(CONTEXT + 1, PASS, [result.sum()])
 
 
 def test_gradients_that_share_memory_with_what_is_sent_on_are_copies() -> None:

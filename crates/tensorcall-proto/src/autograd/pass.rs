@@ -372,24 +372,33 @@ impl<G, E: Clone + From<AutogradError>, A> Engine<G, E, A> {
         }
     }
 
-    /// The plan is there: tells the others, and takes in what came before it.
+    /// The plan is there: takes in what came before it, and tells the others, unless they will be told by
+    /// what they are sent anyway.
     fn follow(&mut self, plan: Plan, out: &mut Effects<G, E, A>) {
         self.stage = Stage::Planned;
         let sends = plan.sends.iter().map(|send| send.1);
         let others = sends.chain(plan.recvs.iter().map(|recv| recv.from)).chain(plan.known.iter().copied());
         let parent = self.parent.as_ref().map(|(rank, _)| *rank);
         self.told = others.filter(|&rank| rank != self.me && Some(rank) != parent).collect();
-        for to in self.told.clone() {
-            self.call(to, Step::Begin, Content::Nothing, out);
-        }
         self.plan = Planned::new(plan, self.me);
-        let unreached: Vec<_> =
-            self.plan.recvs.iter().filter(|recv| recv.reach.len() == 0).map(|recv| recv.message).collect();
-        for message in unreached {
-            self.send(message, None, out);
-        }
+        let unreached = self.plan.recvs.iter().filter(|recv| recv.reach.len() == 0);
+        let unreached: Vec<_> = unreached.map(|recv| (recv.message, recv.from)).collect();
         for (message, gradient) in std::mem::take(&mut self.early.gradients) {
             self.plan.arrive(Some(message), gradient);
+        }
+        let mut untold = self.told.clone();
+        for (message, from) in unreached {
+            untold.remove(&from);
+            self.send(message, None, out);
+        }
+        if self.plan.missing == 0 || self.plan.waits_for_those_who_wait() {
+            // The next batch runs at once: these hear of the pass by their gradients.
+            for recv in self.plan.recvs.iter().filter(|recv| recv.is_ready()) {
+                untold.remove(&recv.from);
+            }
+        }
+        for to in untold {
+            self.call(to, Step::Begin, Content::Nothing, out);
         }
         for (from, message) in std::mem::take(&mut self.early.asked) {
             self.handle_ask(from, message, out);

@@ -78,6 +78,8 @@ pub(crate) struct World {
     arrived: BTreeSet<u64>,
     /// Those that were lost in arriving.
     swallowed: BTreeSet<u64>,
+    /// Which workers have heard of which passes.
+    heard: BTreeSet<(usize, PassId)>,
     /// Passes by their number in the program's list of starts.
     begun: BTreeMap<PassId, usize>,
     outcomes: BTreeMap<PassId, Result<(), Error>>,
@@ -146,6 +148,7 @@ impl World {
             next_call: 0,
             arrived: BTreeSet::new(),
             swallowed: BTreeSet::new(),
+            heard: BTreeSet::new(),
             begun: BTreeMap::new(),
             outcomes: BTreeMap::new(),
             countdown: None,
@@ -305,8 +308,13 @@ impl World {
         };
         if swallows || self.swallowed.contains(&token.call) {
             self.swallowed.insert(token.call);
-            return self.answer(token, Ok(()));
+            // The first call of a pass is answered when all is done, so never.
+            if trouble != Trouble::Silence || self.heard.contains(&(at, call.pass.id)) {
+                self.answer(token, Ok(()));
+            }
+            return;
         }
+        self.heard.insert((at, call.pass.id));
         let now = self.now();
         if call.step == Step::Begin && self.fault == Some(Fault::DoneAtOnce) {
             self.answer(token, Ok(()));

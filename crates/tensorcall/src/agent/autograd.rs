@@ -14,6 +14,7 @@ use tensorcall_proto::ids::{Life, PassId, Rank};
 use tensorcall_proto::wire::message::{Encoding, FunctionRef};
 
 use super::calls::{CallError, Request};
+use super::desk::{Desk, Tray};
 use super::peers::Peer;
 use super::serve::Responder;
 use super::{Agent, Inner};
@@ -40,6 +41,8 @@ struct Begun {
     promise: Promise,
     /// Until the plan is made.
     roots: Option<Roots>,
+    /// Where the thread that waits for it takes work, if it is so.
+    tray: Option<Arc<Tray>>,
 }
 
 /// Gradients on their way out or in.
@@ -72,7 +75,27 @@ impl Agent {
         patience: Option<Duration>,
     ) -> Result<RpcFuture> {
         self.inner.check_home()?;
-        self.inner.begin_pass(context, roots, retain_graph, patience)
+        self.inner.begin_pass(context, roots, retain_graph, patience, None)
+    }
+
+    /// As [`Agent::backward`], for a thread that is going to wait: this worker's part of the pass is done by
+    /// whoever is in [`Desk::work_until`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Agent::backward`].
+    pub fn begin_backward(
+        &self,
+        context: u64,
+        roots: Roots,
+        retain_graph: bool,
+        patience: Option<Duration>,
+    ) -> Result<Desk> {
+        self.inner.check_home()?;
+        let tray = Arc::<Tray>::default();
+        let at = Some(Arc::clone(&tray));
+        let future = self.inner.begin_pass(context, roots, retain_graph, patience, at)?;
+        Ok(Desk::new(self.inner.this.clone(), future, tray))
     }
 
     /// How many backward passes this worker takes part in.
@@ -88,6 +111,7 @@ impl Inner {
         roots: Roots,
         retain_graph: bool,
         patience: Option<Duration>,
+        tray: Option<Arc<Tray>>,
     ) -> Result<RpcFuture> {
         if self.handler.local_engine().is_none() {
             return Err(Error::usage(NO_ENGINE.1));
@@ -100,7 +124,7 @@ impl Inner {
         let patience = patience.map(|limit| u64::try_from(limit.as_micros()).unwrap_or(u64::MAX));
         self.with_passes(|state| {
             let pass = state.passes.begin(now(), context, retain_graph, patience);
-            state.begun.insert(pass, Begun { promise, roots: Some(roots) });
+            state.begun.insert(pass, Begun { promise, roots: Some(roots), tray });
         });
         Ok(future)
     }
@@ -179,12 +203,10 @@ impl Inner {
                 more = true;
                 continue;
             }
-            let agent = self.this.clone();
-            self.pool.spawn(Box::new(move || {
-                if let Some(agent) = agent.upgrade() {
-                    agent.work_on(pass);
-                }
-            }));
+            let tray = self.backward.0.lock().begun.get(&pass.id).and_then(|begun| begun.tray.clone());
+            if !tray.is_some_and(|tray| tray.lay(pass)) {
+                self.work_on_pool(pass);
+            }
         }
         self.completing.fetch_sub(1, Ordering::SeqCst);
         self.became_idle();
@@ -269,8 +291,18 @@ impl Inner {
         self.with_passes(|state| state.passes.handle_answer(now(), pass, step, result));
     }
 
-    /// Does what the local engine has to do in a pass; on a pool thread.
-    fn work_on(&self, pass: Pass) {
+    /// Has a pool thread do what the local engine has to do in a pass.
+    pub(super) fn work_on_pool(&self, pass: Pass) {
+        let agent = self.this.clone();
+        self.pool.spawn(Box::new(move || {
+            if let Some(agent) = agent.upgrade() {
+                agent.work_on(pass);
+            }
+        }));
+    }
+
+    /// Does what the local engine has to do in a pass.
+    pub(super) fn work_on(&self, pass: Pass) {
         let handler = Arc::clone(&self.handler);
         let Some(engine) = handler.local_engine() else { return };
         loop {

@@ -10,6 +10,7 @@
 //! - `pool.rs`: threads that run functions
 //! - `serve.rs`: a request on its way through the pool and back
 //! - `autograd.rs`: backward passes, with the local engine
+//! - `desk.rs`: what the thread that waits for a pass does for it
 //! - `rrefs/`: references: who owns, holds and shares what, and requests that wait for them
 //! - `shutdown.rs`: agreeing that the group is quiet, and closing
 //!
@@ -19,6 +20,7 @@
 mod autograd;
 mod calls;
 mod cancels;
+mod desk;
 mod dispatch;
 mod faults;
 mod members;
@@ -41,6 +43,7 @@ use tensorcall_proto::wire::message::{Message, Phase};
 use self::autograd::Backward;
 pub use self::calls::{CallError, Request};
 use self::cancels::Cancels;
+pub use self::desk::Desk;
 use self::faults::FaultLine;
 pub use self::faults::{Fault, Faults};
 use self::members::{Admitted, GroupKind, Members};
