@@ -11,6 +11,7 @@
 //! | [`connection`] | order of sending, chunks of large messages, assembly at the receiver |
 //! | [`in_flight`] | a caller's outstanding calls, each completed exactly once (CALL-1) |
 //! | [`serving`] | the calls that a worker has accepted, waiting or running |
+//! | [`store`] | keys and who waits for them, in the store where workers meet |
 //! | [`rref`] | who owns, holds and shares a remote reference (RREF-1) |
 //! | [`autograd`] | a backward pass over the graphs of several workers (GRAD-1) |
 //! | [`termination`] | when a group is quiet and it is safe to leave (TERM-1) |
@@ -26,6 +27,7 @@ pub mod ids;
 pub mod in_flight;
 pub mod rref;
 pub mod serving;
+pub mod store;
 pub mod termination;
 pub mod wire;
 

@@ -271,6 +271,16 @@ impl Region {
         Self { start, len, owner }
     }
 
+    /// The bytes of `owner`, which nobody can reach any more but to drop it.
+    pub(crate) fn from_owner(owner: impl AsRef<[u8]> + Send + Sync + 'static) -> Self {
+        let owner = Arc::new(owner);
+        let bytes = (*owner).as_ref();
+        let (start, len) = (bytes.as_ptr(), bytes.len());
+        // SAFETY: `bytes` borrows `*owner`, which stays where it is behind its `Arc` and is not touched again
+        // before that is dropped: the borrow could last as long as the region keeps `owner`.
+        unsafe { Self::new(start, len, owner) }
+    }
+
     /// The bytes of a vector.
     pub fn from_vec(bytes: Vec<u8>) -> Self {
         let owner = Arc::new(bytes);

@@ -133,6 +133,23 @@ impl AgentConfig {
     }
 }
 
+/// The job's secret, if the environment has it: `TENSORCALL_SECRET`, or the content of the file that
+/// `TENSORCALL_SECRET_FILE` names.
+pub(crate) fn given_secret() -> Result<Option<Vec<u8>>> {
+    if let Some(secret) = variable("TENSORCALL_SECRET") {
+        return Ok(Some(secret.into_bytes()));
+    }
+    let Some(path) = variable("TENSORCALL_SECRET_FILE") else { return Ok(None) };
+    let content = std::fs::read(&path);
+    let content =
+        content.map_err(|error| Error::io(&format!("cannot read the secret file {path}"), error))?;
+    let secret = content.trim_ascii();
+    if secret.is_empty() {
+        return Err(Error::usage(format!("the secret file {path} is empty")));
+    }
+    Ok(Some(secret.to_vec()))
+}
+
 fn set<T: FromStr>(target: &mut T, name: &str) -> Result<()> {
     if let Some(text) = variable(name) {
         *target = text.trim().parse().map_err(|_| {
@@ -143,6 +160,6 @@ fn set<T: FromStr>(target: &mut T, name: &str) -> Result<()> {
 }
 
 #[expect(clippy::disallowed_methods, reason = "the one place that reads the environment")]
-fn variable(name: &str) -> Option<String> {
+pub(crate) fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|text| !text.is_empty())
 }

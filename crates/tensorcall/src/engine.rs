@@ -21,6 +21,8 @@ pub use crate::agent::{
 pub use crate::config::AgentConfig;
 pub use crate::error::{Error, ErrorKind, Result};
 pub use crate::future::{Promise, Response, RpcFuture, promise};
+pub use crate::gather::{Gathered, Gatherings};
+pub use crate::membership::{Joining, Member, Roster, Start, join};
 pub use crate::rref::{Kept, Packed, RRef, RRefState};
 pub use crate::transport::host::Listening;
 

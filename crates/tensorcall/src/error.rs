@@ -1,9 +1,11 @@
 //! What can go wrong, as a caller sees it.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tensorcall_proto::ids::{Rank, WorkerName};
+use tensorcall_proto::wire::Exception;
 use tensorcall_proto::wire::message::{FailureKind, Phase};
 
 /// Why a call, a wait or an agent failed.
@@ -14,6 +16,14 @@ pub struct Error(Box<Inner>);
 struct Inner {
     kind: ErrorKind,
     text: String,
+    remote: Option<Arc<RemoteError>>,
+}
+
+/// What a function of another worker raised, returned as its error, or panicked with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RemoteError {
+    worker: String,
+    exception: Exception,
 }
 
 /// What a caller can do about an [`Error`].
@@ -30,6 +40,9 @@ pub enum ErrorKind {
     Cancelled,
     /// The other worker could not run the call (not: its function failed).
     Remote,
+    /// The function that was called failed: it returned an error, raised an exception or panicked.
+    /// [`Error::remote`] tells more.
+    Raised,
     /// All threads of the other worker wait and no more may be made.
     PoolExhausted,
     /// This agent is shutting down or has shut down.
@@ -54,7 +67,19 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 impl Error {
     /// An error of `kind` that says `text`.
     pub fn new(kind: ErrorKind, text: impl Into<String>) -> Self {
-        Self(Box::new(Inner { kind, text: text.into() }))
+        Self(Box::new(Inner { kind, text: text.into(), remote: None }))
+    }
+
+    /// What the function that was called raised, if it was that ([`ErrorKind::Raised`]).
+    pub fn remote(&self) -> Option<&RemoteError> {
+        self.0.remote.as_deref()
+    }
+
+    /// A function of worker `worker` raised this.
+    pub(crate) fn raised(worker: &WorkerName, exception: Exception) -> Self {
+        let remote = RemoteError { worker: worker.as_str().to_owned(), exception };
+        let text = format!("worker '{worker}' raised {}: {}", remote.class(), remote.message());
+        Self(Box::new(Inner { kind: ErrorKind::Raised, text, remote: Some(Arc::new(remote)) }))
     }
 
     /// What can be done about it.
@@ -129,6 +154,43 @@ impl Error {
             FailureKind::Internal => ErrorKind::Remote,
         };
         Self::new(kind, format!("worker '{name}': {text}"))
+    }
+}
+
+impl RemoteError {
+    /// The worker whose function it was.
+    pub fn worker(&self) -> &str {
+        &self.worker
+    }
+
+    /// The class of the exception, `builtins.ValueError`, or the type of the error, `std.io.Error`.
+    pub fn class(&self) -> String {
+        self.classes().next().unwrap_or_else(|| "an exception".to_owned())
+    }
+
+    /// Whether it is of this class, or of one that derives from it; by full name or by its last part.
+    pub fn is(&self, class: &str) -> bool {
+        self.classes().any(|name| name == class || name.rsplit('.').next() == Some(class))
+    }
+
+    /// What it says.
+    pub fn message(&self) -> &str {
+        &self.exception.message
+    }
+
+    /// Where it was raised, for people: the function and, from Python, the traceback.
+    pub fn origin(&self) -> &str {
+        &self.exception.origin
+    }
+
+    /// Each is on the wire as `module:qualified.name`.
+    fn classes(&self) -> impl Iterator<Item = String> + '_ {
+        let name = |class: &str| match class.split_once(':') {
+            Some(("rust", name)) => name.to_owned(),
+            Some((module, name)) => format!("{module}.{name}"),
+            None => class.to_owned(),
+        };
+        self.exception.classes.split_whitespace().map(name)
     }
 }
 

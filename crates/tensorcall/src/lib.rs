@@ -12,9 +12,19 @@ pub mod engine;
 mod error;
 mod fork;
 mod future;
+mod gather;
+mod membership;
+mod native;
+mod plain;
+pub mod rendezvous;
 mod rref;
 mod spin;
+pub mod store;
 mod sync;
 mod transport;
 
-pub use error::{Error, ErrorKind, Result};
+pub use error::{Error, ErrorKind, RemoteError, Result};
+pub use native::{
+    Agent, AgentBuilder, Argument, Arguments, Bytes, Caller, ConversionError, DType, Element, FromValue,
+    Function, IntoValue, Keep, Output, RRef, RpcFuture, Serde, State, Success, Tensor, Value, WorkerInfo,
+};

@@ -271,6 +271,14 @@ fn decode<T: DeserializeOwned>(kind: Kind, body: &[u8]) -> Result<T, HandshakeEr
     }
 }
 
+/// What tells the secrets of a job apart without telling them: too short to be of use elsewhere.
+pub fn fingerprint(secret: &[u8], job: &str) -> String {
+    let mut mac = keyed(secret);
+    mac.update(format!("tensorcall secret of job {job}").as_bytes());
+    let mac = mac.finalize().into_bytes();
+    mac.iter().take(FINGERPRINT_LEN).map(|byte| format!("{byte:02x}")).collect()
+}
+
 #[expect(
     clippy::expect_used,
     reason = "HMAC takes keys of any length: a long one is hashed, a short one padded"
@@ -283,5 +291,6 @@ fn keyed(secret: &[u8]) -> Hmac<Sha256> {
 const HEADER_LEN: usize = 8;
 const MAGIC: [u8; 4] = *b"TCHS";
 const PROOF_LEN: usize = 32;
+const FINGERPRINT_LEN: usize = 8;
 /// How much of a stranger's first words an error shows.
 const SHOWN_BYTES: usize = 16;

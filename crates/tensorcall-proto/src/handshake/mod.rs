@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq;
 
 use self::envelope::{Envelope, Opened, Proof, Received};
-pub use self::envelope::{Kind, MAX_MESSAGE, Nonce};
+pub use self::envelope::{Kind, MAX_MESSAGE, Nonce, fingerprint};
 pub use self::error::{HandshakeError, RejectCode};
 use crate::ids::{Identity, Incarnation, Rank};
 

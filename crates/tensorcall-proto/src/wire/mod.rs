@@ -7,6 +7,8 @@
 //!   memory ready before the body arrives. [`tensor`] and [`dtype`] describe tensors there.
 //! - [`value`]: the payload of calls with plain arguments, readable from Python and Rust.
 //!
+//! [`store`] is apart: what workers say to the store in which they meet, which is PyTorch's protocol.
+//!
 //! `docs/wire-format.md` is the normative text, with examples that the golden tests check.
 //! [`limits`] bounds everything a peer can announce, and [`error`] names all that can be wrong:
 //! no byte from the network can panic, recurse, or take more memory than configured (NET-2).
@@ -17,6 +19,7 @@ pub mod error;
 pub mod frame;
 pub mod limits;
 pub mod message;
+pub mod store;
 pub mod tensor;
 pub mod value;
 

@@ -55,6 +55,7 @@ use self::rrefs::RRefs;
 pub(crate) use self::rrefs::Release;
 pub use self::rrefs::{Leak, RRefCounts};
 pub use self::serve::{Handler, InboundCall, Responder};
+pub(crate) use self::serve::{Spawner, Watch};
 use self::shutdown::Group;
 use crate::buffer::BufferPool;
 use crate::clock::now;
@@ -182,7 +183,7 @@ impl Agent {
         let incarnation = Incarnation::new(random()?);
         let name = format!("tensorcall-{:016x}-{}", incarnation.get(), config.rank);
         let ip = config.listening()?.ip;
-        let mut listeners = vec![socket::listen_tcp(ip)?];
+        let mut listeners = vec![socket::listen_tcp((ip, 0).into())?];
         if !config.tcp_only {
             listeners.insert(0, socket::listen_unix(&name)?);
         }
@@ -255,6 +256,11 @@ impl Agent {
     /// Who this worker is.
     pub fn identity(&self) -> &Identity {
         &self.inner.me
+    }
+
+    /// This agent, for those who do not keep it alive.
+    pub(crate) fn weak(&self) -> Weak<Inner> {
+        self.inner.this.clone()
     }
 
     /// What the other workers need to reach this one.
@@ -381,16 +387,15 @@ impl Agent {
     /// Gives up a call to `to`: its future fails, and the callee does not run it if it has not begun.
     /// Tells whether the call was still under way.
     pub fn cancel(&self, to: Rank, call: MessageId) -> bool {
-        let Ok(peer) = self.inner.check_home().and_then(|()| self.inner.peer(to)) else { return false };
-        let mut state = peer.state.lock();
-        let Some(ticket) = state.calls.abandon(call) else { return false };
-        state.gives_up(call, &ticket);
-        drop(state);
-        let text = format!("the call of {} on worker '{}' was cancelled", ticket.function, peer.name());
-        self.inner.complete(|| Some((ticket, Err(Error::new(ErrorKind::Cancelled, text)))));
-        self.inner.post(&peer, Outbound::plain(Message::Cancel { id: call }));
-        peer.room.notify_all();
-        true
+        self.inner.cancel(to, call)
+    }
+
+    /// All workers of the group that are known, by rank; those that are gone too.
+    pub fn workers(&self) -> Vec<(WorkerName, Rank)> {
+        let mut workers: Vec<_> =
+            self.inner.peers().iter().map(|peer| (peer.name().clone(), peer.rank())).collect();
+        workers.sort_by_key(|(_, rank)| *rank);
+        workers
     }
 
     /// Runs `task` on a pool thread that does not count as one of `num_worker_threads`.
@@ -483,6 +488,27 @@ impl Inner {
     pub(crate) fn agent(self: &Arc<Self>) -> Option<Agent> {
         let end = self.end.get()?.upgrade()?;
         Some(Agent { _end: end, inner: Arc::clone(self) })
+    }
+
+    /// See [`Agent::cancel`].
+    pub(crate) fn cancel(&self, to: Rank, call: MessageId) -> bool {
+        let Ok(peer) = self.check_home().and_then(|()| self.peer(to)) else { return false };
+        let mut state = peer.state.lock();
+        let Some(ticket) = state.calls.abandon(call) else { return false };
+        state.gives_up(call, &ticket);
+        drop(state);
+        let text = format!("the call of {} on worker '{}' was cancelled", ticket.function, peer.name());
+        self.complete(|| Some((ticket, Err(Error::new(ErrorKind::Cancelled, text)))));
+        self.post(&peer, Outbound::plain(Message::Cancel { id: call }));
+        peer.room.notify_all();
+        true
+    }
+
+    /// Tells `to` that nobody waits for a call of ours any more that is over here: its time was.
+    pub(crate) fn forget(&self, to: Rank, call: MessageId) {
+        if let Ok(peer) = self.check_home().and_then(|()| self.peer(to)) {
+            self.post(&peer, Outbound::plain(Message::Cancel { id: call }));
+        }
     }
 
     fn transports(&self) -> impl Iterator<Item = &dyn Transport> {

@@ -13,7 +13,7 @@ use tensorcall_proto::wire::message::{
 };
 
 use super::pool::{Refusal, ThreadHook};
-use super::{Inner, LinkEntry};
+use super::{Agent, Inner, LinkEntry};
 use crate::autograd::LocalEngine;
 use crate::body::{Body, Received};
 use crate::clock::now;
@@ -78,6 +78,35 @@ pub struct Responder {
     answered: bool,
 }
 
+/// Whether the answer to a request is still wanted.
+#[derive(Debug, Clone)]
+pub(crate) struct Watch {
+    agent: Weak<Inner>,
+    key: RequestKey,
+}
+
+impl Watch {
+    /// Whether the caller cancelled the call or is gone.
+    pub(crate) fn is_cancelled(&self) -> bool {
+        let agent = self.agent.upgrade().filter(|agent| agent.home.is_here());
+        agent.is_none_or(|agent| agent.serving.lock().is_cancelled(self.key))
+    }
+}
+
+/// Runs what a request leaves to be done later.
+#[derive(Debug, Clone)]
+pub(crate) struct Spawner(Weak<Inner>);
+
+impl Spawner {
+    /// Runs `task` on a pool thread that takes no place; never, if the agent is gone.
+    pub(crate) fn spawn(&self, task: impl FnOnce() + Send + 'static) {
+        match self.0.upgrade() {
+            Some(agent) if agent.home.is_here() => agent.pool.spawn(Box::new(task)),
+            _ => std::mem::forget(task),
+        }
+    }
+}
+
 /// The link that a request came on and its answer goes to.
 #[derive(Debug, Clone)]
 pub(super) struct CallerLink {
@@ -136,6 +165,11 @@ impl Responder {
         self.send(&agent, NOTHING, Body::default());
     }
 
+    /// The agent that was asked, if it is there still.
+    pub(crate) fn agent(&self) -> Option<Agent> {
+        self.agent.upgrade()?.agent()
+    }
+
     /// Whether the result is to stay here, see [`InboundCall::creates`].
     pub fn creates(&self) -> bool {
         self.creates.is_some()
@@ -156,11 +190,20 @@ impl Responder {
         self.key.peer
     }
 
+    /// Looks whether the answer is still wanted, also after it was given.
+    pub(crate) fn watch(&self) -> Watch {
+        Watch { agent: self.agent.clone(), key: self.key }
+    }
+
+    /// Runs `task` on a pool thread that takes no place of the pool.
+    pub(crate) fn spawner(&self) -> Spawner {
+        Spawner(self.agent.clone())
+    }
+
     /// Whether nobody wants the answer any more: the caller cancelled the call or is gone. A function
     /// that takes long may look now and then.
     pub fn is_cancelled(&self) -> bool {
-        let agent = self.agent.upgrade().filter(|agent| agent.home.is_here());
-        agent.is_none_or(|agent| agent.serving.lock().is_cancelled(self.key))
+        self.watch().is_cancelled()
     }
 
     /// Whether this is the process that was asked, and not a forked child of it: the answer of that is

@@ -101,7 +101,7 @@ fn towards(host: &str) -> Result<Listening> {
 }
 
 /// Whether somebody who writes this has loopback in mind.
-fn means_loopback(host: &str) -> bool {
+pub(crate) fn means_loopback(host: &str) -> bool {
     host.parse::<IpAddr>().is_ok() || host == "localhost" || host.ends_with(".localhost")
 }
 

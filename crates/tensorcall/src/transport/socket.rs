@@ -1,7 +1,7 @@
 //! TCP and Unix sockets: making, listening, accepting.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 
 use rustix::net::{
@@ -24,12 +24,25 @@ pub(crate) struct ListenSocket {
     pub(crate) address: Address,
 }
 
-/// Listens on `ip`, at a port that the system chooses.
-pub(crate) fn listen_tcp(ip: IpAddr) -> Result<ListenSocket> {
-    let what = |error| Error::io(&format!("cannot listen on {ip}"), error);
-    let family = if ip.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+/// Listens on `at`; port 0 lets the system choose one. On the unspecified IPv6 address also for IPv4.
+pub(crate) fn listen_tcp(at: SocketAddr) -> Result<ListenSocket> {
+    let what = |error| {
+        let (ip, port) = (at.ip(), at.port());
+        Error::io(
+            &if port == 0 { format!("cannot listen on {ip}") } else { format!("cannot listen on {at}") },
+            error,
+        )
+    };
+    let family = if at.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let fd = new_socket(family).map_err(what)?;
-    bind(&fd, &SocketAddr::new(ip, 0)).map_err(|e| what(e.into()))?;
+    if at.port() != 0 {
+        // Connections that a former listener had do not keep the port.
+        sockopt::set_socket_reuseaddr(&fd, true).map_err(|e| what(e.into()))?;
+    }
+    if at.is_ipv6() && at.ip().is_unspecified() {
+        sockopt::set_ipv6_v6only(&fd, false).map_err(|e| what(e.into()))?;
+    }
+    bind(&fd, &at).map_err(|e| what(e.into()))?;
     listen(&fd, BACKLOG).map_err(|e| what(e.into()))?;
     let bound = getsockname(&fd).map_err(|e| what(e.into()))?;
     let address = SocketAddr::try_from(bound).map_err(|e| what(e.into()))?;

@@ -1,8 +1,4 @@
-//! Backward passes over the graphs of several workers: what a tensor library supplies.
-//!
-//! Messages join the graphs of two workers: the tensors that one sent are inputs of a **send function** there,
-//! and on the other worker they are outputs of a **recv function**. `proto::autograd` says which worker does
-//! what when; a [`LocalEngine`] does the arithmetic of one worker. The first of them is torch's.
+//! [`LocalEngine`]: what a tensor library supplies for backward passes, and how passes fail.
 
 use std::any::Any;
 use std::fmt;

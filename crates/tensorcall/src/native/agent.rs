@@ -1,0 +1,328 @@
+//! [`Agent`]: a worker, and the calls that it makes.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+use tensorcall_proto::ids::{Rank, WorkerName};
+use tensorcall_proto::wire::Limits;
+use tensorcall_proto::wire::Value as WireValue;
+use tensorcall_proto::wire::message::{Encoding, FunctionRef};
+
+use super::args::Arguments;
+use super::builder::AgentBuilder;
+use super::convert::FromValue;
+use super::future::{Call, RpcFuture};
+use super::message;
+use super::rref::RRef;
+use super::value::Value;
+use crate::agent::{Agent as EngineAgent, CallError, Request, lend};
+use crate::clock::now;
+use crate::error::{Error, Result};
+use crate::future::RpcFuture as EngineFuture;
+use crate::gather::Gatherings;
+use crate::membership::{Member, Roster};
+use crate::rendezvous::Rendezvous;
+
+/// A worker of a job: it calls functions of the others, and runs those that it has for them.
+///
+/// Cheap to clone. [`Agent::builder`] makes one; [`shutdown`](Self::shutdown) ends it in good order, and
+/// dropping the last clone without that ends it at once.
+///
+/// Methods that block lend the place of a function that calls them to others meanwhile, so that calls may
+/// nest as deep as they like. Dropping what a call returns cancels it.
+#[derive(Clone)]
+pub struct Agent {
+    engine: EngineAgent,
+    shared: Arc<Shared>,
+    membership: Option<Arc<Membership>>,
+}
+
+/// What a worker keeps that met others.
+pub(crate) struct Membership {
+    member: Member,
+    /// Others meet here as long as it is kept, if this worker hosts the store.
+    _rendezvous: Arc<Rendezvous>,
+}
+
+/// What an agent, its functions and its references have in common.
+#[derive(Default, Clone)]
+pub(crate) struct Shared {
+    pub(super) name: Arc<str>,
+    /// How long calls may take; `None` is for ever.
+    pub(super) timeout: Option<Duration>,
+    pub(super) limits: Limits,
+    pub(super) gatherings: Arc<Gatherings>,
+    pub(super) roster: Arc<Roster>,
+    /// Only handles keep it, for it keeps the agent.
+    pub(super) membership: Arc<OnceLock<Weak<Membership>>>,
+}
+
+/// A worker of the group.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct WorkerInfo {
+    /// Its name.
+    pub name: String,
+    /// Its rank.
+    pub rank: u32,
+}
+
+impl Agent {
+    /// Begins to build the agent of worker `name`: 1 to 127 letters, digits, `-`, `_` or `:`.
+    pub fn builder(name: impl Into<String>) -> AgentBuilder {
+        AgentBuilder::new(name.into())
+    }
+
+    pub(super) fn new(engine: EngineAgent, shared: Arc<Shared>) -> Self {
+        let membership = shared.membership.get().and_then(Weak::upgrade);
+        Self { engine, shared, membership }
+    }
+
+    /// The agent of a worker that has met others.
+    pub(super) fn member(member: Member, shared: Arc<Shared>, rendezvous: Arc<Rendezvous>) -> Self {
+        let engine = member.agent().clone();
+        let membership = Arc::new(Membership { member, _rendezvous: rendezvous });
+        let _ = shared.membership.set(Arc::downgrade(&membership));
+        Self { engine, shared, membership: Some(membership) }
+    }
+
+    pub(super) fn engine(&self) -> &EngineAgent {
+        &self.engine
+    }
+
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// This worker's name.
+    pub fn name(&self) -> &str {
+        self.engine.identity().name.as_str()
+    }
+
+    /// This worker's rank.
+    pub fn rank(&self) -> u32 {
+        self.engine.identity().rank.get().into()
+    }
+
+    /// The workers of the group, this one included, by rank. In a group that is fixed, those that are gone too.
+    pub fn workers(&self) -> Vec<WorkerInfo> {
+        let info = |(name, rank): (WorkerName, Rank)| WorkerInfo {
+            name: name.as_str().to_owned(),
+            rank: rank.get().into(),
+        };
+        let dynamic = self.membership.as_deref().is_some_and(|membership| membership.member.is_dynamic());
+        let workers = if dynamic { self.shared.roster.workers() } else { self.engine.workers() };
+        workers.into_iter().map(info).collect()
+    }
+
+    /// The same agent, whose calls may take this long, retries of reaching a worker included. Zero means
+    /// without limit.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # fn example(agent: &tensorcall::Agent) -> tensorcall::Result<()> {
+    /// let answer: u64 = agent.with_timeout(Duration::from_secs(1)).call_blocking("worker1", "answer", ())?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn with_timeout(&self, timeout: Duration) -> Self {
+        let shared = Shared { timeout: limited(timeout), ..Shared::clone(&self.shared) };
+        let membership = self.membership.clone();
+        Self { engine: self.engine.clone(), shared: Arc::new(shared), membership }
+    }
+
+    /// Calls a function of worker `to`: it runs there at once, whatever becomes of this thread.
+    ///
+    /// What goes wrong comes through the future, also that there is no such worker. If 65 536 calls or 4 GiB
+    /// to that worker are unanswered, this blocks until there is room.
+    pub fn call<R: FromValue>(&self, to: &str, function: &str, arguments: impl Arguments) -> RpcFuture<R> {
+        let begin = || {
+            let rank = self.rank_of(to)?;
+            let request = self.request(function, arguments)?;
+            self.begin(rank, to, request)
+        };
+        RpcFuture::new(begin())
+    }
+
+    /// Calls a function of worker `to` and waits for its result.
+    ///
+    /// # Errors
+    ///
+    /// What became of the call, by [`kind`](Error::kind): among others
+    /// [`Raised`](crate::ErrorKind::Raised) if the function failed, [`Timeout`](crate::ErrorKind::Timeout),
+    /// [`PeerLost`](crate::ErrorKind::PeerLost), and [`Usage`](crate::ErrorKind::Usage) if there is no such
+    /// worker or function, or if it takes other arguments.
+    pub fn call_blocking<R: FromValue>(
+        &self,
+        to: &str,
+        function: &str,
+        arguments: impl Arguments,
+    ) -> Result<R> {
+        self.call(to, function, arguments).wait()
+    }
+
+    /// Calls a function of worker `to` whose result stays there, and returns at once with a reference to that
+    /// result. If the function fails, so does every [fetch](RRef::fetch).
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Usage`](crate::ErrorKind::Usage) if there is no such worker, and whatever keeps the call
+    /// from being made.
+    pub fn remote<T>(&self, to: &str, function: &str, arguments: impl Arguments) -> Result<RRef<T>> {
+        let rank = self.rank_of(to)?;
+        let mut request = self.request(function, arguments)?;
+        let rref = self.engine.new_rref(rank)?;
+        request.creates = Some(rref.clone());
+        self.begin(rank, to, request)?;
+        Ok(RRef::new(rref, Arc::clone(&self.shared)))
+    }
+
+    /// Waits until nothing is under way in the whole group: until every live worker has called this, and every
+    /// call made before, or because of one made before, is answered. Zero means without limit.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Timeout`](crate::ErrorKind::Timeout), naming those who were waited for.
+    pub fn sync(&self, timeout: Duration) -> Result<()> {
+        lend(None, || self.engine.quiesce(false, until(limited(timeout))))
+    }
+
+    /// Leaves together with all others: returns when every live worker has called this and nothing is under
+    /// way anywhere, so that no call is lost. Until then this worker answers calls.
+    ///
+    /// # Errors
+    ///
+    /// As [`shutdown_timeout`](Self::shutdown_timeout), without the limit.
+    pub fn shutdown(&self) -> Result<()> {
+        self.shutdown_timeout(Duration::ZERO)
+    }
+
+    /// As [`shutdown`](Self::shutdown), for at most this long.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Timeout`](crate::ErrorKind::Timeout) if the others, which the error names, did not follow in
+    /// time. The agent is closed all the same.
+    pub fn shutdown_timeout(&self, timeout: Duration) -> Result<()> {
+        let timeout = limited(timeout);
+        let limit = until(timeout);
+        let left = lend(None, || self.leave(timeout, limit));
+        self.engine.close(left.is_ok(), now() + LAST_WORDS);
+        left
+    }
+
+    fn leave(&self, timeout: Option<Duration>, limit: Option<Instant>) -> Result<()> {
+        if let Some(Membership { member, .. }) = self.membership.as_deref()
+            && member.is_dynamic()
+        {
+            return self.leave_alone(member, timeout, limit);
+        }
+        let names: BTreeSet<_> = self.engine.workers().into_iter().map(|(name, _)| name).collect();
+        self.shared.gatherings.gather(&self.engine, &names, WireValue::Nil, timeout)?;
+        self.delete_rrefs(limit, true);
+        self.engine.quiesce(true, limit)
+    }
+
+    /// Leaves a group that goes on without this worker.
+    fn leave_alone(&self, member: &Member, timeout: Option<Duration>, limit: Option<Instant>) -> Result<()> {
+        self.delete_rrefs(limit, false);
+        member.leave(timeout.unwrap_or(Duration::ZERO));
+        self.engine.quiesce(true, limit)
+    }
+
+    /// Gives back all references of this worker and, with `others`, waits for those to its values.
+    fn delete_rrefs(&self, limit: Option<Instant>, others: bool) {
+        let deleting = now() + DELETING_LIMIT;
+        let limit = Some(limit.map_or(deleting, |limit| limit.min(deleting)));
+        self.engine.rrefs_settled(limit);
+        self.engine.delete_all_rrefs();
+        if !self.engine.rrefs_gone(others, limit) {
+            tracing::warn!(worker = self.name(), "references were not all deleted in time");
+        }
+    }
+
+    /// Ends this worker at once: its calls fail, and the others see it leave. Doing it again is harmless.
+    pub fn close(&self) {
+        self.engine.close(false, now() + LAST_WORDS);
+    }
+
+    /// Whether the agent was shut down or closed.
+    pub fn is_closed(&self) -> bool {
+        self.engine.is_closed()
+    }
+
+    pub(super) fn call_rank<R: FromValue>(
+        &self,
+        rank: Rank,
+        name: &str,
+        function: &str,
+        arguments: Vec<Value>,
+    ) -> RpcFuture<R> {
+        let begin = || {
+            let request = self.request(function, arguments)?;
+            self.begin(rank, name, request)
+        };
+        RpcFuture::new(begin())
+    }
+
+    fn rank_of(&self, name: &str) -> Result<Rank> {
+        let known = WorkerName::parse(name).ok().and_then(|name| self.engine.rank_of(&name));
+        known.ok_or_else(|| {
+            Error::usage(format!("there is no worker '{name}' in the group of '{}'", self.name()))
+        })
+    }
+
+    fn request(&self, function: &str, arguments: impl Arguments) -> Result<Request> {
+        let about = |error: Error| error.about(&format!("call of '{function}'"));
+        let arguments = arguments.into_values().map_err(|error| about(error.into()))?;
+        let body = message::pack_arguments(&arguments, &self.shared.limits).map_err(about)?;
+        Ok(Request {
+            function: FunctionRef::Name(function.to_owned()),
+            label: function.into(),
+            encoding: Encoding::Value,
+            body,
+            timeout: self.shared.timeout,
+            deadline: None,
+            creates: None,
+        })
+    }
+
+    /// Makes a call, waiting for room if too much is under way to that worker.
+    fn begin(&self, to: Rank, name: &str, request: Request) -> Result<(EngineFuture, Call)> {
+        let worker = WorkerName::parse(name).map_err(|error| Error::usage(error.to_string()))?;
+        let function = Arc::clone(&request.label);
+        let future = match self.engine.try_call(to, request) {
+            Ok(future) => future,
+            Err(CallError::Failed(error)) => return Err(error),
+            Err(CallError::Full(request)) => lend(Some(&worker), || self.engine.call(to, *request))?,
+        };
+        let (agent, shared) = (self.engine.weak(), Arc::clone(&self.shared));
+        Ok((future, Call { agent, shared, to, worker, function }))
+    }
+}
+
+impl fmt::Debug for Agent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Agent")
+            .field("name", &self.name())
+            .field("rank", &self.rank())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A timeout of zero is none.
+pub(super) fn limited(timeout: Duration) -> Option<Duration> {
+    (!timeout.is_zero()).then_some(timeout)
+}
+
+fn until(timeout: Option<Duration>) -> Option<Instant> {
+    timeout.map(|timeout| now() + timeout)
+}
+
+/// How long what was sent last may take to get out.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+/// How long references of others are waited for that keep values of this worker.
+const DELETING_LIMIT: Duration = Duration::from_secs(100);

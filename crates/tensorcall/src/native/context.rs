@@ -1,0 +1,33 @@
+//! [`Caller`]: who asks, and whether the answer is still wanted.
+
+use crate::agent::Watch;
+
+/// Who called a function: an argument of functions that callers do not pass.
+#[derive(Debug, Clone)]
+pub struct Caller {
+    name: String,
+    rank: u32,
+    watch: Watch,
+}
+
+impl Caller {
+    pub(super) fn new(name: &str, rank: u32, watch: Watch) -> Self {
+        Self { name: name.to_owned(), rank, watch }
+    }
+
+    /// The calling worker's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The calling worker's rank.
+    pub fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    /// Whether nobody wants the answer any more: the caller dropped its future or is
+    /// gone. A blocking function that takes long may look now and then; an `async` one is dropped then.
+    pub fn is_gone(&self) -> bool {
+        self.watch.is_cancelled()
+    }
+}

@@ -1,0 +1,88 @@
+//! [`NativeHandler`]: runs the functions of a native worker.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use tensorcall_proto::wire::message::FailureKind;
+
+use super::agent::{Agent, Shared};
+use super::answer::{Answer, Object};
+use super::context::Caller;
+use super::function::{Failure, Incoming, Running};
+use super::message;
+use super::states::{Functions, Registered, States};
+use super::task::Task;
+use crate::agent::{Handler, InboundCall, Responder, ThreadHook};
+
+/// See the module.
+pub(super) struct NativeHandler {
+    pub(super) functions: Functions,
+    pub(super) states: States,
+    pub(super) shared: Arc<Shared>,
+}
+
+impl NativeHandler {
+    fn run(&self, function: &Registered, call: InboundCall, responder: Responder) {
+        let name = call.function.unwrap_or_default();
+        let caller = Caller::new(call.caller.name.as_str(), call.caller.rank.get().into(), responder.watch());
+        let agent = responder.agent();
+        let answer = Answer::new(responder, Arc::clone(&self.shared), name);
+        let Some(agent) = agent else { return answer.refuse("its agent is gone") };
+        let agent = Agent::new(agent, Arc::clone(&self.shared));
+        let arguments = match message::unpack_arguments(call.encoding, call.body, &self.shared) {
+            Ok(arguments) => arguments,
+            Err(error) => return answer.refuse(&error.to_string()),
+        };
+        if let Some(text) = wrong_number(function.arity(), arguments.len()) {
+            return answer.refuse(&text);
+        }
+        let states = &self.states;
+        let arguments = arguments.into_iter();
+        let incoming = Incoming { arguments, taken: 0, states, agent: &agent, caller: &caller };
+        match catch_unwind(AssertUnwindSafe(|| function.run(incoming))) {
+            Ok(Running::Done(outcome)) => answer.give(outcome),
+            Ok(Running::Later(future)) => Task::start(future, answer),
+            Err(panic) => answer.give(Err(Failure::panicked(&*panic))),
+        }
+    }
+}
+
+impl ThreadHook for NativeHandler {
+    fn run(&self, body: &mut (dyn FnMut() + Send)) {
+        body();
+    }
+}
+
+impl Handler for NativeHandler {
+    fn handle(&self, call: InboundCall, responder: Responder) {
+        let Some((call, responder)) = self.shared.gatherings.handle(call, responder) else { return };
+        let Some((call, responder)) = self.shared.roster.handle(call, responder) else { return };
+        let Some(name) = call.function.as_deref() else {
+            let text = "this worker runs no Python: it takes functions by the names that they are registered \
+                        with, and plain data";
+            return responder.failed(FailureKind::Usage, text.to_owned());
+        };
+        match self.functions.get(name) {
+            Some(function) => NativeHandler::run(self, function, call, responder),
+            None => responder.failed(FailureKind::Usage, self.functions.missing(name)),
+        }
+    }
+
+    fn fetch(&self, value: Arc<dyn Any + Send + Sync>, _: InboundCall, responder: Responder) {
+        let answer = Answer::new(responder, Arc::clone(&self.shared), "fetch".to_owned());
+        match value.downcast_ref::<Object>() {
+            Some(Object::Value(value)) => answer.send(value),
+            Some(Object::Kept { type_name, .. }) => {
+                answer.refuse(&format!("a value of type {type_name} stays on its worker"));
+            }
+            None => answer.refuse("the value is not one of a native worker"),
+        }
+    }
+}
+
+fn wrong_number(expected: usize, found: usize) -> Option<String> {
+    let plural = if expected == 1 { "" } else { "s" };
+    let was = if found == 1 { "was" } else { "were" };
+    (expected != found).then(|| format!("it takes {expected} argument{plural}, but {found} {was} given"))
+}
