@@ -14,12 +14,14 @@ from settings import size_of
 
 matplotlib.use("svg")
 from matplotlib import pyplot as plt
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 matplotlib.rcParams |= {"svg.hashsalt": "tensorcall", "svg.fonttype": "none", "font.size": 9}
 SMALLEST = 8
 """Where a trivial call is drawn."""
 WORKERS = (2, 4, 8, 16)
+DASHES = ((0, (1, 1)), (0, (1, 3)), (0, (4, 2)), (0, (4, 2, 1, 2)), (0, (8, 2)))
+"""For the floors, which have one colour."""
 COSTS = ("init ms", "first call us", "added resident MiB", "added threads", "shutdown ms")
 BOLD = {OURS: "#c2410c", OURS_TCP: "#fb923c", TORCH: "#1d4ed8", TORCH_UV: "#60a5fa"}
 
@@ -51,7 +53,7 @@ def latency(figures: Figures, sizes: list[str]) -> Any:
         found += [_point(figures, Key(f"B1 {size} x1", "p50 us"), peer, size_of(size)) for size in sizes]
         return [point for point in found if point is not None]
 
-    return _over_size(points, "one call, p50 (µs)", "Latency of a call, by the size of its tensor")
+    return _over_size(points, sizes, "one call, p50 (µs)", "Latency of a call, by the size of its tensor")
 
 
 def throughput(figures: Figures, sizes: list[str]) -> Any:
@@ -63,7 +65,9 @@ def throughput(figures: Figures, sizes: list[str]) -> Any:
         found = [_point(figures, key, peer, size) for key, size in keys]
         return [point for point in found if point is not None]
 
-    return _over_size(points, "GB/s", "Throughput one way, four calls in flight, by the size of a tensor")
+    return _over_size(
+        points, sizes, "GB/s", "Throughput one way, four calls in flight, by the size of a tensor"
+    )
 
 
 def workers(figures: Figures) -> Any:
@@ -77,10 +81,8 @@ def workers(figures: Figures) -> Any:
             if points:
                 axis.plot(list(points), list(points.values()), marker="o", color=BOLD[peer], label=peer)
                 drawn = True
-        axis.set(title=metric, xlabel="workers", xscale="log", yscale="log", xticks=WORKERS)
-        axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
-        axis.minorticks_off()
-        axis.grid(alpha=0.3)
+        axis.set(title=metric, xlabel="workers", xscale="log", yscale="log")
+        _ticks(axis, list(WORKERS), list(map(str, WORKERS)))
     axes[0].legend()
     if not drawn:
         plt.close(plot)
@@ -89,35 +91,38 @@ def workers(figures: Figures) -> Any:
     return plot
 
 
-def _over_size(points: Callable[[str], list[Any]], label: str, title: str) -> Any:
+def _over_size(points: Callable[[str], list[Any]], sizes: list[str], label: str, title: str) -> Any:
     plot, axis = plt.subplots(figsize=(9, 5.5))
-    drawn = False
+    dashes, drawn = iter(DASHES), False
     for peer in (peer.name for peer in PEERS):
         if not (found := points(peer)):
             continue
-        sizes, middle, least, most = zip(*found, strict=True)
-        style = {"color": BOLD[peer], "linewidth": 2.2} if peer in BOLD else {"linewidth": 1, "alpha": 0.8}
-        if peer.startswith("floor"):
-            style |= {"linestyle": ":", "color": "black"}
-        (line,) = axis.plot(sizes, middle, marker=".", label=peer, **style)
-        axis.fill_between(sizes, least, most, alpha=0.12, color=line.get_color())
+        at, middle, least, most = zip(*found, strict=True)
+        style: dict[str, Any] = {"linewidth": 1, "alpha": 0.8}
+        if peer in BOLD:
+            style = {"color": BOLD[peer], "linewidth": 2.2}
+        elif peer.startswith("floor"):
+            style |= {"linestyle": next(dashes), "color": "black"}
+        (line,) = axis.plot(at, middle, marker=".", label=peer, **style)
+        axis.fill_between(at, least, most, alpha=0.1, color=line.get_color(), linewidth=0)
         drawn = True
     if not drawn:
         plt.close(plot)
         return None
-    axis.set(title=title, xlabel="bytes", ylabel=label, xscale="log", yscale="log")
-    axis.xaxis.set_major_formatter(FuncFormatter(_bytes))
-    axis.grid(alpha=0.3)
+    axis.set(title=title, xlabel="size", ylabel=label, xscale="log", yscale="log")
+    _ticks(axis, [SMALLEST, *map(size_of, sizes)], ["none", *(f"{size[:-1]} {size[-1]}iB" for size in sizes)])
     axis.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return plot
 
 
-def _bytes(value: float, _: int) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}"
-        value /= 1024
-    return f"{value:.0f} GiB"
+def _ticks(axis: Any, places: list[int], names: list[str]) -> None:
+    """Names what was measured, and plain numbers at the side."""
+    axis.set_xticks(places, names)
+    axis.set_xticks([], minor=True)
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.yaxis.set_minor_formatter(NullFormatter())
+    axis.grid(alpha=0.3)
 
 
 def _point(figures: Figures, key: Key, peer: str, size: int) -> tuple[float, float, float, float] | None:

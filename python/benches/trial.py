@@ -104,8 +104,9 @@ def _lines(process: subprocess.Popen[str], limit: float) -> Iterator[str]:
 
     def read() -> None:
         assert process.stdout is not None
-        for line in process.stdout:
-            lines.put(line)
+        with process.stdout as output:
+            for line in output:
+                lines.put(line)
         lines.put(None)
 
     threading.Thread(target=read, daemon=True).start()

@@ -92,13 +92,13 @@ impl<B: Fn(Pin<Box<dyn Future<Output = ()> + '_>>)> Loops<'_, B> {
     /// Calls per second with so many under way all the time.
     fn rate(&self, name: &str, in_flight: usize, start: &dyn Fn() -> Pending) {
         (self.block_on)(Box::pin(async {
-            let warm = window(start, in_flight, self.settings.seconds / 4, 0).await;
-            black_box(warm);
+            black_box(window(start, in_flight, self.settings.seconds / 4, 0).await);
             let before = cpu::used(&self.processes);
-            let (calls, took) = window(start, in_flight, self.settings.seconds, 0).await;
+            let times = window(start, in_flight, self.settings.seconds, 0).await;
             let used = cpu::used(&self.processes) - before;
-            emit(name, "calls/s", calls as f64 / took.as_secs_f64());
-            emit(name, "CPU us", micros(used) / calls as f64);
+            let (calls, took) = (times.len() as f64, times.iter().sum::<Duration>());
+            emit(name, "calls/s", calls / took.as_secs_f64());
+            emit(name, "CPU us", micros(used) / calls);
         }));
     }
 
@@ -125,32 +125,38 @@ impl<B: Fn(Pin<Box<dyn Future<Output = ()> + '_>>)> Loops<'_, B> {
                     let half = self.settings.seconds / 2;
                     window(&call, count, half / 4, count).await;
                     let before = cpu::used(&self.processes);
-                    let (calls, took) = window(&call, count, half, 2 * count).await;
+                    let times = window(&call, count, half, 2 * count).await;
                     let used = cpu::used(&self.processes) - before;
+                    let (calls, took) = (times.len() as f64, times.iter().sum::<Duration>());
                     let workload = format!("{name} {size} x{count}");
-                    emit(&workload, "GB/s", (calls * bytes) as f64 / took.as_secs_f64() / 1e9);
-                    emit(&workload, "CPU us", micros(used) / calls as f64);
+                    emit(&workload, "GB/s", calls * bytes as f64 / took.as_secs_f64() / 1e9);
+                    emit(&workload, "CPU us", micros(used) / calls);
+                    if count == 1 {
+                        emit_times(&workload, times);
+                    }
                 }));
             }
         }
     }
 }
 
-/// Keeps calls under way; how many ended, and in what time.
+/// Keeps calls under way; the times between the ends of one and the next.
 async fn window(
     start: &dyn Fn() -> Pending,
     in_flight: usize,
     time: Duration,
     at_least: usize,
-) -> (usize, Duration) {
+) -> Vec<Duration> {
     let mut waiting: FuturesUnordered<_> = (0..in_flight).map(|_| start()).collect();
-    let (mut calls, began) = (0, Instant::now());
-    while calls < at_least || began.elapsed() < time {
+    let (mut times, began) = (Vec::new(), Instant::now());
+    let mut before = began;
+    while times.len() < at_least.max(1) || before - began < time {
         waiting.next().await;
         waiting.push(start());
-        calls += 1;
+        let after = Instant::now();
+        times.push(after - before);
+        before = after;
     }
-    let took = began.elapsed();
     while waiting.next().await.is_some() {}
-    (calls, took)
+    times
 }

@@ -73,9 +73,9 @@ fn main() -> Result<()> {
             let url = format!("file://{}", place.display());
             let callee = Callee::start(&[(PLACE, url.clone())])?;
             let agent = join(0, &url)?;
+            std::fs::remove_file(place)?;
             let caller = Caller { agent, source: Bytes::from_owner(vec![1; LARGEST]) };
             run(&settings, &caller, callee.id(), |work| futures::executor::block_on(work));
-            std::fs::remove_file(place)?;
         }
     }
     Ok(())

@@ -17,6 +17,7 @@ from . import _context
 from ._context import DistAutogradContext
 from ._engine import engine
 
+
 class _Waiting(threading.local):
     interrupt: BaseException | None = None
 
