@@ -32,6 +32,8 @@ def main(argv: list[str] | None = None) -> int:
         return _doctor.main(options.init_method)
     from . import _run
 
+    if options.backend is not None:
+        _run.choose_backend(options.backend)
     _run.run(options.program, options.args, is_module=options.module)
     return 0
 
@@ -59,6 +61,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument(
         "-m", dest="module", action="store_true", help="the program is a module, as for python -m"
+    )
+    run.add_argument(
+        "--backend",
+        choices=["tensorpipe", "process_group"],
+        help="process_group: messages travel through a process group, MPI's if mpirun has started this "
+        "process, whatever backend the program names (docs/transports.md)",
     )
     run.add_argument("program", help="path of the program, or name of the module with -m")
     run.add_argument("args", nargs=argparse.REMAINDER, help="arguments of the program")

@@ -46,6 +46,15 @@ def run(program: str, args: list[str], *, is_module: bool) -> None:
     exec(code, module.__dict__)
 
 
+def choose_backend(name: str) -> None:
+    """Let workers of this process, and of those that it starts, use a backend whatever the program says."""
+    os.environ[_startup.BACKEND] = name
+    if name == "process_group":
+        from . import _launcher
+
+        _launcher.claim()
+
+
 def _load_path(path: str) -> tuple[CodeType, ModuleType]:
     importer = pkgutil.get_importer(os.path.abspath(path))
     if importer is not None:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 MARK = "TENSORCALL_INSTALL"
 """The environment variable; empty and ``0`` count as not set."""
 
+BACKEND = "TENSORCALL_BACKEND"
+"""The environment variable that names the backend of programs which name none, or the default one."""
+
 FILE = "tensorcall_install.pth"
 """The start-up file's name. Sorts behind ``tensorcall.pth``, which an editable install has."""
 

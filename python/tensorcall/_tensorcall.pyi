@@ -97,6 +97,9 @@ class Agent:
         host: str | None,
         handler: object,
         faults: tuple[list[str], dict[str, float], int] | None = None,
+        plain: bool = False,
+        group: object | None = None,
+        group_threads: int = 4,
     ) -> Agent: ...
     @property
     def name(self) -> str: ...
@@ -113,6 +116,25 @@ class Agent:
         kwargs: dict[str, Any],
         timeout: float,
     ) -> Call | None: ...
+    def is_plain(self, rank: int) -> bool: ...
+    def call_named(
+        self,
+        to: int,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        timeout: float,
+        record: Callable[[list[torch.Tensor]], tuple[int, int | None]] | None = None,
+    ) -> Call: ...
+    def remote_named(
+        self,
+        to: int,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        timeout: float,
+        record: Callable[[list[torch.Tensor]], tuple[int, int | None]] | None = None,
+    ) -> tuple[RRef, Call | RuntimeError]: ...
     def call_pickled(
         self,
         to: int,
@@ -153,6 +175,7 @@ class Agent:
     def close(self, graceful: bool) -> None: ...
     def metrics(self) -> dict[str, int]: ...
     def calls_sent(self) -> int: ...
+    def leave_group(self) -> None: ...
 
 def tensor_on(memory: Buffer) -> torch.Tensor: ...
 def memory_of(tensor: torch.Tensor) -> Buffer: ...

@@ -12,9 +12,13 @@ from tensorcall.rpc._worker import WorkerInfo
 
 
 class NativeWorker(Handler):
-    """A handler with an agent of its own, worker0 or worker1, not yet open."""
+    """A handler with an agent of its own, worker0 or worker1, not yet open.
 
-    def __init__(self, rank: int) -> None:
+    Args:
+        plain: it says of itself that it is no Python program.
+    """
+
+    def __init__(self, rank: int, *, plain: bool = False) -> None:
         super().__init__(WorkerInfo(f"worker{rank}", rank))
         self.native = _tensorcall.Agent(
             f"worker{rank}",
@@ -24,6 +28,7 @@ class NativeWorker(Handler):
             num_worker_threads=4,
             host=None,
             handler=self,
+            plain=plain,
         )
 
 

@@ -14,16 +14,17 @@ use tensorcall::engine::{
     AgentConfig, CallError, ErrorKind, Faults, Handler, Listening, PeerInfo, Request, RpcFuture,
 };
 
-use crate::autograd::Place;
+use crate::autograd::{Place, to_ref};
 use crate::call::{Call, Route, wait_in_slices};
 use crate::error::to_python;
 use crate::faults::{NamedFaults, Spec};
 use crate::gil::{self, outside};
+use crate::group::PyGroup;
 use crate::handler::{PyHandler, pickled_body};
 use crate::rref::{self, KeptObject, RRef};
 use crate::tensor::TensorWriter;
 use crate::value::{self, Plain};
-use crate::{gil_wait, later, log, spawner, time};
+use crate::{gil_wait, later, log, spawner, time, unfit};
 
 /// Two ids, a rank and the origin of a value.
 type LeakTuple = ((u16, u64), (u16, u64), u16, String);
@@ -44,9 +45,11 @@ pub(crate) struct Agent {
 
 #[pymethods]
 impl Agent {
-    /// Listens; runs nothing before `open`.
+    /// Listens, unless there is a process `group` to use instead; runs nothing before `open`. `plain` says that
+    /// this worker reads plain data only, as those do that are no Python programs: for tests.
     #[new]
-    #[pyo3(signature = (name, rank, *, job, secret, num_worker_threads, host, handler, faults=None))]
+    #[pyo3(signature = (name, rank, *, job, secret, num_worker_threads, host, handler, faults=None, plain=false,
+                        group=None, group_threads=4))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn new(
         py: Python<'_>,
@@ -58,6 +61,9 @@ impl Agent {
         host: Option<String>,
         handler: Py<PyAny>,
         faults: Option<Spec>,
+        plain: bool,
+        group: Option<Bound<'_, PyAny>>,
+        group_threads: usize,
     ) -> PyResult<Self> {
         log::install();
         let name = WorkerName::parse(name).map_err(|error| PyValueError::new_err(error.to_string()))?;
@@ -65,15 +71,23 @@ impl Agent {
         config.job = job;
         config.secret = secret;
         config.rendezvous_host = host;
+        config.plain = plain;
         config.faults = faults.map(|spec| Arc::new(NamedFaults::new(spec)) as Arc<dyn Faults>);
         config.num_worker_threads = NonZeroUsize::new(num_worker_threads)
             .ok_or_else(|| PyValueError::new_err("num_worker_threads must be positive"))?;
+        config.group_threads = NonZeroUsize::new(group_threads)
+            .ok_or_else(|| PyValueError::new_err("group_threads must be positive"))?;
+        let group = group.map(|group| PyGroup::new(&group)).transpose()?;
         let config = config.with_environment().map_err(|error| to_python(&error))?;
         let handler = Arc::new(PyHandler(handler));
         let agent = outside(py, || {
-            tensorcall::engine::Agent::start(config, Arc::clone(&handler) as Arc<dyn Handler>)
-        })
-        .map_err(|error| to_python(&error))?;
+            let handler = Arc::clone(&handler) as Arc<dyn Handler>;
+            match group {
+                Some(group) => tensorcall::engine::Agent::start_over_group(config, handler, Arc::new(group)),
+                None => tensorcall::engine::Agent::start(config, handler),
+            }
+        });
+        let agent = agent.map_err(|error| to_python(&error))?;
         spawner::lend(&agent);
         gil::on_large_burial(|| spawner::spawn(|| gil::inside(gil::drain)));
         Ok(Self { agent, handler })
@@ -124,6 +138,29 @@ impl Agent {
         request.map(|request| self.start(py, to, request)).transpose()
     }
 
+    /// Whether a worker takes functions by name and plain data only: it runs no Python.
+    fn is_plain(&self, rank: u32) -> PyResult<bool> {
+        Ok(self.agent.is_plain(to_rank(rank)?))
+    }
+
+    /// Calls the function that `to` knows by `name`, in whatever language it is, with plain data. `record` is
+    /// given the tensors that need gradients, and returns the autograd context that the call belongs to.
+    #[pyo3(signature = (to, name, args, kwargs, timeout, record=None))]
+    #[expect(clippy::too_many_arguments, reason = "arguments of Python")]
+    fn call_named(
+        &self,
+        py: Python<'_>,
+        to: u32,
+        name: &str,
+        args: Bound<'_, PyTuple>,
+        kwargs: Bound<'_, PyDict>,
+        timeout: f64,
+        record: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<Call> {
+        let request = self.named_request(py, to, name, (args, kwargs), timeout, record)?;
+        self.start(py, to, request)
+    }
+
     /// Calls what the pickle says. `label` names it in errors, `autograd` the autograd context that it
     /// belongs to.
     #[pyo3(signature = (to, label, payload, tensors, rrefs, timeout, autograd=None))]
@@ -155,6 +192,23 @@ impl Agent {
     ) -> PyResult<Option<(RRef, Py<PyAny>)>> {
         let request = plain_request(py, name, args, kwargs, timeout)?;
         request.map(|request| self.start_remote(py, to, request)).transpose()
+    }
+
+    /// As `call_named`, but the result stays with `to`: a reference to it, and the call or why there is none.
+    #[pyo3(signature = (to, name, args, kwargs, timeout, record=None))]
+    #[expect(clippy::too_many_arguments, reason = "arguments of Python")]
+    fn remote_named(
+        &self,
+        py: Python<'_>,
+        to: u32,
+        name: &str,
+        args: Bound<'_, PyTuple>,
+        kwargs: Bound<'_, PyDict>,
+        timeout: f64,
+        record: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<(RRef, Py<PyAny>)> {
+        let request = self.named_request(py, to, name, (args, kwargs), timeout, record)?;
+        self.start_remote(py, to, request)
     }
 
     /// As `call_pickled`, but the result stays with `to`: a reference to it, and the call.
@@ -280,6 +334,12 @@ impl Agent {
         });
     }
 
+    /// Ends what this agent has on its process group, if it has one, and returns when its threads have left
+    /// Python. To be called before the door is closed at exit.
+    fn leave_group(&self, py: Python<'_>) {
+        outside(py, || self.agent.leave_group(time::now() + FLUSH));
+    }
+
     /// Figures by name.
     fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let metrics = outside(py, || self.agent.metrics());
@@ -313,6 +373,39 @@ impl Agent {
             Err(error) => return Err(error),
         };
         Ok((RRef::new(rref, Arc::clone(&self.handler)), call))
+    }
+
+    /// The call of a function by name, which takes plain data and nothing else.
+    fn named_request(
+        &self,
+        py: Python<'_>,
+        to: u32,
+        name: &str,
+        (args, kwargs): (Bound<'_, PyTuple>, Bound<'_, PyDict>),
+        timeout: f64,
+        record: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<Request> {
+        let (mut writer, mut payload, mut rrefs) = (TensorWriter::new(py)?, Vec::new(), Vec::new());
+        let arguments = PyTuple::new(py, [args.as_any(), kwargs.as_any()])?;
+        if value::encode_plain(&arguments, &mut payload, &mut writer, &mut rrefs)? == Plain::No {
+            let worker = to_rank(to).ok().and_then(|rank| self.agent.name_of(rank));
+            let worker = worker.map_or_else(|| format!("of rank {to}"), |name| format!("'{name}'"));
+            let (which, object) = unfit::argument(&args, &kwargs)?
+                .unwrap_or_else(|| ("what is passed".to_owned(), arguments.into_any()));
+            return Err(unfit::error(&format!("{which} of {name} on worker {worker}"), &object));
+        }
+        let recorded = writer.recorded();
+        let (tensors, buffers) = writer.finish()?;
+        let place = record.map(|record| record.call1((recorded,))?.extract()).transpose()?;
+        Ok(Request {
+            function: FunctionRef::Name(name.to_owned()),
+            label: name.into(),
+            encoding: Encoding::Value,
+            body: Body { payload, tensors, buffers, rrefs, autograd: place.map(to_ref) },
+            timeout: time::limit(timeout),
+            deadline: None,
+            creates: None,
+        })
     }
 
     fn start(&self, py: Python<'_>, to: u32, request: Request) -> PyResult<Call> {

@@ -12,9 +12,10 @@ use tensorcall::engine::body::{Body, Received};
 use tensorcall::engine::proto::autograd::{Pass, Plan, PlannedRecv};
 use tensorcall::engine::proto::ids::Rank;
 use tensorcall::engine::proto::wire::message::{AutogradRef, Encoding};
+use tensorcall::engine::proto::wire::tensor::TensorDesc;
 
 use crate::gil::inside;
-use crate::handler::{Answer, PyHandler, pickled_body};
+use crate::handler::{PyHandler, pickled_body};
 use crate::rref::KeptObject;
 use crate::tensor::{TensorWriter, read_tensors};
 
@@ -29,6 +30,19 @@ pub(crate) fn to_place(autograd: AutogradRef) -> Place {
     (autograd.context, autograd.message)
 }
 
+/// The tensors of a message with plain data that its sender has recorded in an autograd context.
+pub(crate) fn recorded<'py>(
+    autograd: Option<AutogradRef>,
+    descs: &[TensorDesc],
+    tensors: &[Bound<'py, PyAny>],
+) -> Vec<Bound<'py, PyAny>> {
+    if autograd.is_none_or(|autograd| autograd.message.is_none()) {
+        return Vec::new();
+    }
+    let both = descs.iter().zip(tensors).filter(|(desc, _)| desc.requires_grad);
+    both.map(|(_, tensor)| tensor.clone()).collect()
+}
+
 /// What the handler object finds: send functions, recv functions, and who knows the context.
 type PyPlan = (Vec<(u64, u16)>, Vec<(u64, u16, Vec<usize>)>, Vec<u16>);
 /// A payload, if Python has packed the gradients, and tensors; without a payload `None` where there is none.
@@ -39,7 +53,7 @@ impl LocalEngine for PyHandler {
         inside(|py| {
             let plan = self.ask_for_plan(py, pass, roots.as_ref());
             drop(roots);
-            plan.map_err(|error| self.pass_error(py, error))
+            plan.map_err(|error| pass_error(py, &error))
         })
     }
 
@@ -52,7 +66,7 @@ impl LocalEngine for PyHandler {
     ) -> Result<Vec<Found>, PassError> {
         inside(|py| {
             let found = self.ask_for_vjp(py, pass, arrived, wanted, last);
-            found.map_err(|error| self.pass_error(py, error))
+            found.map_err(|error| pass_error(py, &error))
         })
     }
 
@@ -105,33 +119,15 @@ impl PyHandler {
     }
 
     fn tell_end(&self, py: Python<'_>, pass: &Pass, error: Option<&PassError>) -> PyResult<()> {
-        let error = error.map(|error| self.exception(py, error)).transpose()?;
+        let error = error.map(ToString::to_string);
         self.call(intern!(py, "autograd_end"), (pass.context, pass_id(pass), error))?;
         Ok(())
     }
+}
 
-    /// The exception that ended a pass, or its text.
-    fn exception<'py>(&self, py: Python<'py>, error: &PassError) -> PyResult<Bound<'py, PyAny>> {
-        let Some(packed) = error.exception() else {
-            return Ok(error.to_string().into_pyobject(py)?.into_any());
-        };
-        let received = packed.body.receive();
-        let received =
-            received.map_err(|error| pyo3::exceptions::PyMemoryError::new_err(error.to_string()))?;
-        let tensors = PyList::new(py, read_tensors(py, &received.tensors, received.buffers)?)?;
-        let payload = PyBytes::new(py, received.payload.as_ref());
-        self.call(intern!(py, "load_exception"), (payload, tensors, PyList::empty(py)))
-    }
-
-    /// An exception of the handler object, packed for the workers of the pass.
-    fn pass_error(&self, py: Python<'_>, error: PyErr) -> PassError {
-        let error = error.into_value(py);
-        match Answer::of(py, self.pack_exception(py, error.bind(py))) {
-            Answer::Packed { encoding, body, .. } => PassError::raised(encoding, body),
-            Answer::Failed(text) => PassError::failed(ErrorKind::Autograd, text),
-            Answer::Kept(_) => PassError::failed(ErrorKind::Autograd, "an exception was kept"),
-        }
-    }
+/// What went wrong, for the workers of the pass, which are not all of Python: a text.
+fn pass_error(py: Python<'_>, error: &PyErr) -> PassError {
+    PassError::failed(ErrorKind::Autograd, error.value(py).to_string())
 }
 
 fn pass_id(pass: &Pass) -> (u16, u64) {

@@ -12,7 +12,7 @@ use tensorcall::engine::proto::ids::{Rank, WorkerName};
 use tensorcall::engine::proto::wire::message::Encoding;
 use tensorcall::engine::{Desk, Error, ErrorKind, Promise, Response, RpcFuture};
 
-use crate::autograd::{Place, to_place};
+use crate::autograd::{Place, recorded, to_place};
 use crate::bell::Bell;
 use crate::error::{self, to_python};
 use crate::gil::{inside, outside};
@@ -28,6 +28,7 @@ const SLICE: Duration = Duration::from_millis(100);
 const DECODED: u8 = 0;
 const PICKLED_RESULT: u8 = 1;
 const PICKLED_EXCEPTION: u8 = 2;
+const PLAIN_EXCEPTION: u8 = 3;
 
 /// Encoding, payload, tensors, references, and the autograd context that they belong to.
 type RawResult<'py> = (u8, Bound<'py, PyAny>, Bound<'py, PyList>, Bound<'py, PyList>, Option<Place>);
@@ -119,6 +120,11 @@ impl Route {
     fn log(&self, py: Python<'_>, failure: tensorcall::engine::Result<Response>) -> PyResult<()> {
         let (function, worker) = (self.function.as_ref(), self.name.as_str());
         match failure {
+            Ok(Response { body, encoding: Encoding::Value, .. }) => {
+                let (_, message, origin) = value::decode_exception(body.payload.as_ref())?;
+                let text = if origin.is_empty() { message } else { origin };
+                self.handler.call(intern!(py, "unseen_error"), (function, worker, text))?;
+            }
             Ok(Response { body, .. }) => {
                 let payload = PyBytes::new(py, body.payload.as_ref());
                 self.handler.call(intern!(py, "unseen_exception"), (function, worker, &payload))?;
@@ -168,7 +174,7 @@ impl Call {
     }
 
     /// The outcome of an RPC, once: encoding, payload, tensors, references, autograd context. Raises why
-    /// there is none.
+    /// there is none. The tensors of plain data are those that the sender has recorded.
     fn result<'py>(&self, py: Python<'py>) -> PyResult<RawResult<'py>> {
         let outcome = self.future.take();
         let outcome =
@@ -177,19 +183,22 @@ impl Call {
         let tensors = read_tensors(py, &body.tensors, body.buffers)?;
         let payload = body.payload.as_ref();
         let autograd = body.autograd.map(to_place);
-        if encoding == Encoding::Value && !raised {
-            if payload.is_empty() {
+        if encoding == Encoding::Value {
+            let (kind, object) = match &self.origin {
                 // The answer to a call whose result stayed there.
-                let none = py.None().into_bound(py);
-                return Ok((DECODED, none, PyList::empty(py), PyList::empty(py), autograd));
-            }
-            return Ok((
-                DECODED,
-                value::decode(py, payload, &tensors)?,
-                PyList::empty(py),
-                PyList::empty(py),
-                autograd,
-            ));
+                _ if payload.is_empty() => (DECODED, py.None().into_bound(py)),
+                _ if raised => {
+                    let parts = value::decode_exception(payload)?;
+                    (PLAIN_EXCEPTION, parts.into_pyobject(py)?.into_any())
+                }
+                Origin::Rpc(Route { handler, .. }) => {
+                    let rrefs = handler.python_rrefs(py, body.rrefs)?;
+                    (DECODED, value::decode(py, payload, &tensors, &rrefs)?)
+                }
+                Origin::Local(_) => (DECODED, value::decode(py, payload, &tensors, &[])?),
+            };
+            let recorded = if raised { Vec::new() } else { recorded(body.autograd, &body.tensors, &tensors) };
+            return Ok((kind, object, PyList::new(py, recorded)?, PyList::empty(py), autograd));
         }
         let kind = if raised { PICKLED_EXCEPTION } else { PICKLED_RESULT };
         let rrefs = match &self.origin {

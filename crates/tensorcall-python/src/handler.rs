@@ -11,16 +11,17 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 use tensorcall::engine::autograd::LocalEngine;
 use tensorcall::engine::body::{Body, Received};
-use tensorcall::engine::proto::wire::message::{Encoding, FailureKind};
+use tensorcall::engine::proto::wire::message::{AutogradRef, Encoding, FailureKind};
 use tensorcall::engine::proto::wire::tensor::{Device, DeviceKind};
-use tensorcall::engine::{Handler, InboundCall, Responder, ThreadHook};
+use tensorcall::engine::{Handler, InboundCall, Packed, Responder, ThreadHook};
 
-use crate::autograd::{Place, to_place, to_ref};
+use crate::autograd::{Place, recorded, to_place, to_ref};
 use crate::gil::{self, inside, outside};
 use crate::gil_wait;
 use crate::later::Later;
-use crate::rref::{KeptObject, RRef};
+use crate::rref::{self, KeptObject, RRef};
 use crate::tensor::{TensorWriter, read_tensors};
+use crate::unfit;
 use crate::user_code;
 use crate::value::{self, Plain};
 
@@ -32,11 +33,14 @@ pub(crate) struct PyHandler(pub(crate) Py<PyAny>);
 pub(crate) struct Asker {
     rank: u16,
     autograd: Option<Place>,
+    /// It reads plain data only.
+    plain: bool,
 }
 
 impl Asker {
     pub(crate) fn of(responder: &Responder) -> Self {
-        Self { rank: responder.caller().get(), autograd: responder.autograd().map(to_place) }
+        let (rank, plain) = (responder.caller().get(), responder.plain());
+        Self { rank, autograd: responder.autograd().map(to_place), plain }
     }
 }
 
@@ -136,6 +140,15 @@ impl Handler for PyHandler {
         });
         answer.send(responder);
     }
+
+    fn fetch_packed(&self, packed: &Packed, _: InboundCall, responder: Responder) {
+        let asker = Asker::of(&responder);
+        let answer = inside(|py| {
+            let packed = self.pack_anew(py, packed, asker);
+            Answer::of(py, packed)
+        });
+        answer.send(responder);
+    }
 }
 
 impl PyHandler {
@@ -151,57 +164,98 @@ impl PyHandler {
 
     fn run(&self, py: Python<'_>, call: InboundCall, asker: Asker) -> PyResult<Outcome> {
         let InboundCall { function, encoding, body, creates, .. } = call;
-        let Received { payload, tensors, buffers, rrefs, .. } = body;
-        let tensors = read_tensors(py, &tensors, buffers)?;
+        let Received { payload, tensors: descs, buffers, rrefs, autograd } = body;
+        let tensors = read_tensors(py, &descs, buffers)?;
         if let (Some(name), Encoding::Value) = (function, encoding) {
-            let arguments = value::decode(py, payload.as_ref(), &tensors)?;
-            drop((payload, tensors));
-            return self.run_plain(py, &name, &arguments, asker, creates);
+            let rrefs = self.python_rrefs(py, rrefs)?;
+            let arguments = value::decode(py, payload.as_ref(), &tensors, &rrefs)?;
+            let recorded = recorded(autograd, &descs, &tensors);
+            drop((payload, tensors, rrefs));
+            let result = self.run_named(py, &name, arguments, recorded, asker);
+            return self.plain_outcome(py, result, asker, creates);
         }
         let payload = PyBytes::new(py, payload.as_ref());
         let tensors = PyList::new(py, tensors)?;
         let rrefs = self.rref_list(py, rrefs)?;
         let arguments = (payload, tensors, rrefs, asker.rank, asker.autograd);
         if creates {
-            return self.kept_outcome(py, self.call(intern!(py, "run_pickled_here"), arguments));
+            return self.kept_outcome(py, self.call(intern!(py, "run_pickled_here"), arguments), asker);
         }
         let reply = self.call(intern!(py, "run_pickled"), arguments)?;
         later_or(&reply, pickled)
     }
 
-    /// Runs a function that was named, with arguments that were plain data.
-    fn run_plain(
+    /// Runs a function that was named, with arguments that were plain data. Its caller has recorded some of
+    /// their tensors.
+    fn run_named<'py>(
+        &self,
+        py: Python<'py>,
+        name: &str,
+        arguments: Bound<'py, PyAny>,
+        recorded: Vec<Bound<'py, PyAny>>,
+        asker: Asker,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let (args, kwargs): (Bound<'_, PyTuple>, Bound<'_, PyDict>) = arguments.extract()?;
+        drop(arguments);
+        let function = self.call(intern!(py, "resolve"), (name,))?;
+        match asker.autograd {
+            None => self.call(intern!(py, "run_value"), (function, args, kwargs, asker.rank)),
+            Some(place) => {
+                let arguments = (function, args, kwargs, asker.rank, place, recorded);
+                self.call(intern!(py, "run_recorded"), arguments)
+            }
+        }
+    }
+
+    /// What becomes of the result of a function that was named.
+    fn plain_outcome(
         &self,
         py: Python<'_>,
-        name: &str,
-        arguments: &Bound<'_, PyAny>,
+        result: PyResult<Bound<'_, PyAny>>,
         asker: Asker,
         creates: bool,
     ) -> PyResult<Outcome> {
-        let (args, kwargs): (Bound<'_, PyTuple>, Bound<'_, PyDict>) = arguments.extract()?;
-        let result = self
-            .call(intern!(py, "resolve"), (name,))
-            .and_then(|function| self.call(intern!(py, "run_value"), (function, args, kwargs, asker.rank)));
         if creates {
-            return self.kept_outcome(py, result);
+            return self.kept_outcome(py, result, asker);
         }
         match result {
             Ok(result) => later_or(&result, |result| self.pack(py, result, asker)),
-            Err(error) => self.raised(py, error),
+            Err(error) => self.raised(py, error, asker),
         }
     }
 
     /// The outcome of a function whose result stays here.
-    fn kept_outcome(&self, py: Python<'_>, result: PyResult<Bound<'_, PyAny>>) -> PyResult<Outcome> {
+    fn kept_outcome(
+        &self,
+        py: Python<'_>,
+        result: PyResult<Bound<'_, PyAny>>,
+        asker: Asker,
+    ) -> PyResult<Outcome> {
         match result {
             Ok(result) => later_or(&result, |result| Ok(Answer::Kept(result.clone().unbind()))),
-            Err(error) => self.raised(py, error),
+            Err(error) => self.raised(py, error, asker),
         }
     }
 
-    fn raised(&self, py: Python<'_>, error: PyErr) -> PyResult<Outcome> {
+    fn raised(&self, py: Python<'_>, error: PyErr, asker: Asker) -> PyResult<Outcome> {
         let error = error.into_value(py);
-        self.pack_exception(py, error.bind(py)).map(Outcome::Now)
+        self.pack_exception(py, error.bind(py), asker).map(Outcome::Now)
+    }
+
+    /// References that came in plain data, as Python sees them.
+    pub(crate) fn python_rrefs<'py>(
+        &self,
+        py: Python<'py>,
+        rrefs: Vec<tensorcall::engine::RRef>,
+    ) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let wrap = |native| self.call(intern!(py, "wrap_rref"), (native,));
+        self.rref_list(py, rrefs)?.iter().map(wrap).collect()
+    }
+
+    /// The exception that plain data stands for.
+    pub(crate) fn plain_exception(&self, py: Python<'_>, payload: &[u8]) -> PyResult<PyErr> {
+        let parts = value::decode_exception(payload)?;
+        self.call(intern!(py, "load_plain_exception"), parts).map(PyErr::from_value)
     }
 
     fn rref_list<'py>(
@@ -218,6 +272,9 @@ impl PyHandler {
     /// Packs a result for whoever asked: as plain data, or else as a pickle. What belongs to an autograd
     /// context is recorded by Python, which packs it itself.
     pub(crate) fn pack(&self, py: Python<'_>, result: &Bound<'_, PyAny>, to: Asker) -> PyResult<Answer> {
+        if to.plain {
+            return self.pack_plain(py, result, to);
+        }
         if to.autograd.is_some() {
             return self.pickle(py, result, to);
         }
@@ -236,10 +293,70 @@ impl PyHandler {
         pickled(&self.call(intern!(py, "dump_result"), (result, to.autograd, to.rank))?)
     }
 
-    /// Packs the exception of a function.
-    pub(crate) fn pack_exception(&self, py: Python<'_>, error: &Bound<'_, PyAny>) -> PyResult<Answer> {
+    /// Packs a result for somebody who is no Python program. That it is not plain data is an exception.
+    fn pack_plain(&self, py: Python<'_>, result: &Bound<'_, PyAny>, to: Asker) -> PyResult<Answer> {
+        let (mut writer, mut payload, mut rrefs) = (TensorWriter::new(py)?, Vec::new(), Vec::new());
+        let packed = match value::encode_plain(result, &mut payload, &mut writer, &mut rrefs) {
+            Ok(Plain::Yes) => {
+                let recorded = writer.recorded();
+                writer.finish().and_then(|parts| Ok((parts, self.record_result(py, recorded, to)?)))
+            }
+            Ok(Plain::No) => Err(unfit::error("the result", result)),
+            Err(error) => Err(error),
+        };
+        match packed {
+            Ok(((tensors, buffers), autograd)) => {
+                let body = Body { payload, tensors, buffers, rrefs, autograd };
+                Ok(Answer::Packed { raised: false, encoding: Encoding::Value, body })
+            }
+            Err(error) => self.pack_exception(py, error.into_value(py).bind(py), to),
+        }
+    }
+
+    /// Has Python record the tensors of a result that need gradients, if it is for an autograd context.
+    fn record_result(
+        &self,
+        py: Python<'_>,
+        tensors: Vec<Bound<'_, PyAny>>,
+        to: Asker,
+    ) -> PyResult<Option<AutogradRef>> {
+        let Some(place) = to.autograd.filter(|_| !tensors.is_empty()) else { return Ok(None) };
+        let place = self.call(intern!(py, "record_result"), (tensors, place, to.rank))?;
+        Ok(place.extract::<Option<Place>>()?.map(to_ref))
+    }
+
+    /// Packs in plain data what was pickled.
+    fn pack_anew(&self, py: Python<'_>, packed: &Packed, to: Asker) -> PyResult<Answer> {
+        let method = if packed.raised { intern!(py, "describe_packed") } else { intern!(py, "load_result") };
+        let (payload, tensors, rrefs) = rref::pickle_of(py, packed, &Arc::new(Self(self.0.clone_ref(py))))?;
+        let found = self.call(method, (payload, tensors, rrefs))?;
+        if packed.raised { plainly_raised(&found) } else { self.pack(py, &found, to) }
+    }
+
+    /// Packs the exception of a function for another Python program.
+    pub(crate) fn pickle_exception(&self, py: Python<'_>, error: &Bound<'_, PyAny>) -> PyResult<Answer> {
         pickled(&self.call(intern!(py, "dump_exception"), (error,))?)
     }
+
+    /// Packs the exception of a function.
+    pub(crate) fn pack_exception(
+        &self,
+        py: Python<'_>,
+        error: &Bound<'_, PyAny>,
+        to: Asker,
+    ) -> PyResult<Answer> {
+        if !to.plain {
+            return self.pickle_exception(py, error);
+        }
+        plainly_raised(&self.call(intern!(py, "describe_exception"), (error,))?)
+    }
+}
+
+/// The answer that a function raised an exception, of which this is told: classes, message and origin.
+fn plainly_raised(told: &Bound<'_, PyAny>) -> PyResult<Answer> {
+    let (classes, message, origin): (String, String, String) = told.extract()?;
+    let payload = value::encode_exception((&classes, &message, &origin));
+    Ok(Answer::Packed { raised: true, encoding: Encoding::Value, body: Body::of(payload) })
 }
 
 /// What stands for a result that comes later, or `now` of the result.

@@ -40,7 +40,7 @@ enum State {
 /// An outcome of which it is not known yet whether it goes to the caller or stays here.
 enum Outcome {
     Returned(Py<PyAny>),
-    Raised(Box<Answer>),
+    Raised(Py<PyAny>),
 }
 
 /// Counts answers that are owed, as long as it lives.
@@ -125,7 +125,9 @@ impl Later {
             Outcome::Returned(result) => {
                 Answer::of(py, self.handler.pack(py, result.bind(py), Asker::of(&responder)))
             }
-            Outcome::Raised(answer) => *answer,
+            Outcome::Raised(error) => {
+                Answer::of(py, self.handler.pack_exception(py, error.bind(py), Asker::of(&responder)))
+            }
         };
         outside(py, || answer.send(responder));
     }
@@ -147,8 +149,7 @@ impl Later {
 
     /// The function failed with `error`. False if there was an outcome before.
     fn raised(&self, py: Python<'_>, error: &Bound<'_, PyAny>) -> bool {
-        let answer = Answer::of(py, self.handler.pack_exception(py, error));
-        self.answer(py, Outcome::Raised(Box::new(answer)))
+        self.answer(py, Outcome::Raised(error.clone().unbind()))
     }
 
     /// Rings `bell` with `number` once nobody waits for the answer any more, unless it is given before.

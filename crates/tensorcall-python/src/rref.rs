@@ -6,7 +6,9 @@ use std::sync::Arc;
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyList};
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyBytes, PyList, PyType};
+use tensorcall::engine::body::Received;
 use tensorcall::engine::proto::ids::{ForkId, RRefId};
 use tensorcall::engine::proto::wire::message::Encoding;
 use tensorcall::engine::{Kept, Packed, RRefState};
@@ -57,6 +59,52 @@ impl Drop for KeptObject {
     }
 }
 
+/// The reference that a Python `RRef` is; `None` if `object` is none.
+///
+/// # Errors
+///
+/// It can no longer be passed on.
+pub(crate) fn of_python(object: &Bound<'_, PyAny>) -> PyResult<Option<tensorcall::engine::RRef>> {
+    static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    let py = object.py();
+    if !object.is_instance(CLASS.import(py, "tensorcall.rpc._rref", "PyRRef")?)? {
+        return Ok(None);
+    }
+    object.call_method0(intern!(py, "_check_usable"))?;
+    let native = object.getattr(intern!(py, "_native"))?;
+    Ok(Some(native.cast::<RRef>()?.get().rref.clone()))
+}
+
+/// The pickle of an answer, with its tables of tensors and references.
+type Pickle<'py> = (Bound<'py, PyBytes>, Bound<'py, PyList>, Bound<'py, PyList>);
+
+/// What Python reads an answer from that was pickled.
+pub(crate) fn pickle_of<'py>(
+    py: Python<'py>,
+    packed: &Packed,
+    handler: &Arc<PyHandler>,
+) -> PyResult<Pickle<'py>> {
+    let received = receive(packed)?;
+    let tensors = PyList::new(py, read_tensors(py, &received.tensors, received.buffers)?)?;
+    let rrefs = RRef::list(py, packed.body.rrefs.clone(), handler)?;
+    Ok((PyBytes::new(py, received.payload.as_ref()), tensors, rrefs))
+}
+
+/// The object or exception that an answer in plain data stands for.
+fn plain_of<'py>(py: Python<'py>, packed: &Packed, handler: &PyHandler) -> PyResult<Bound<'py, PyAny>> {
+    let received = receive(packed)?;
+    if packed.raised {
+        return Err(handler.plain_exception(py, received.payload.as_ref())?);
+    }
+    let tensors = read_tensors(py, &received.tensors, received.buffers)?;
+    let rrefs = handler.python_rrefs(py, packed.body.rrefs.clone())?;
+    value::decode(py, received.payload.as_ref(), &tensors, &rrefs)
+}
+
+fn receive(packed: &Packed) -> PyResult<Received> {
+    packed.body.receive().map_err(|error| PyRuntimeError::new_err(error.to_string()))
+}
+
 impl RRef {
     pub(crate) fn new(rref: tensorcall::engine::RRef, handler: Arc<PyHandler>) -> Self {
         Self { rref, handler }
@@ -86,24 +134,16 @@ impl RRef {
         match kept {
             Kept::Value(value) => KeptObject::of(py, &**value),
             Kept::Failed { text, .. } => Err(PyRuntimeError::new_err(text.to_string())),
-            Kept::Packed(packed) => self.unpack(py, packed),
+            Kept::Packed(packed) if packed.encoding == Encoding::Value => plain_of(py, packed, &self.handler),
+            Kept::Packed(packed) => {
+                let pickle = pickle_of(py, packed, &self.handler)?;
+                if packed.raised {
+                    let error = self.handler.call(intern!(py, "load_exception"), pickle)?;
+                    return Err(PyErr::from_value(error));
+                }
+                self.handler.call(intern!(py, "load_result"), pickle)
+            }
         }
-    }
-
-    fn unpack<'py>(&self, py: Python<'py>, packed: &Packed) -> PyResult<Bound<'py, PyAny>> {
-        let received = packed.body.receive().map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
-        let tensors = read_tensors(py, &received.tensors, received.buffers)?;
-        if packed.encoding == Encoding::Value {
-            return value::decode(py, received.payload.as_ref(), &tensors);
-        }
-        let payload = PyBytes::new(py, received.payload.as_ref());
-        let rrefs = Self::list(py, packed.body.rrefs.clone(), &self.handler)?;
-        let arguments = (payload, PyList::new(py, tensors)?, rrefs);
-        if packed.raised {
-            let error = self.handler.call(intern!(py, "load_exception"), arguments)?;
-            return Err(PyErr::from_value(error));
-        }
-        self.handler.call(intern!(py, "load_result"), arguments)
     }
 }
 

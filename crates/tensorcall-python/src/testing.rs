@@ -49,7 +49,7 @@ fn send<'py>(object: &Bound<'py, PyAny>, api: &'py TorchApi) -> PyResult<Body> {
 fn receive<'py>(py: Python<'py>, received: Received, api: &TorchApi) -> PyResult<Bound<'py, PyAny>> {
     let Received { payload, tensors, buffers, .. } = received;
     let tensors = read_tensors_by(api, py, &tensors, buffers)?;
-    value::decode(py, payload.as_ref(), &tensors)
+    value::decode(py, payload.as_ref(), &tensors, &[])
 }
 
 fn transfer(body: &Body) -> PyResult<Received> {
@@ -68,7 +68,7 @@ fn roundtrip<'py>(object: &Bound<'py, PyAny>, path: Option<&str>) -> PyResult<Bo
 /// Decodes bytes as a value without tensors.
 #[pyfunction]
 fn decode<'py>(py: Python<'py>, bytes: &[u8]) -> PyResult<Bound<'py, PyAny>> {
-    value::decode(py, bytes, &[])
+    value::decode(py, bytes, &[], &[])
 }
 
 type Buffers = Vec<Vec<u8>>;

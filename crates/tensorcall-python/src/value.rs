@@ -4,6 +4,10 @@
 //! `list`, `dict` and `torch.Tensor`. Everything else, and everything whose meaning would suffer, is
 //! left to pickle: one container that occurs twice (its identity would be lost) or in itself, text
 //! with surrogates, nesting beyond the limit of the wire.
+//!
+//! Between Python and other languages there is no pickle. What is for them may also have references and
+//! parameters, and a container may occur twice, since only its contents mean anything there
+//! ([`encode_plain`]); what is not plain even so is an error that names it (`unfit.rs`).
 
 use std::collections::HashSet;
 
@@ -12,6 +16,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyNone, PyString, PyTuple};
 use tensorcall_proto::wire::{Event, Limits, ValueReader, ValueWriter, WireError};
 
+use crate::rref;
 use crate::tensor::TensorWriter;
 
 /// Whether an object could be written as plain data.
@@ -36,7 +41,8 @@ pub(crate) fn encode<'py>(
 ) -> PyResult<Plain> {
     let before = out.len();
     let limits = Limits::default();
-    let mut encoder = Encoder { writer: ValueWriter::new(out), tensors, limits, seen: Seen::default() };
+    let writer = ValueWriter::new(out);
+    let mut encoder = Encoder { writer, tensors, limits, seen: Seen::default(), rrefs: None };
     let plain = encoder.value(object, 0)?;
     if plain == Plain::No {
         out.truncate(before);
@@ -44,11 +50,29 @@ pub(crate) fn encode<'py>(
     Ok(plain)
 }
 
+/// As [`encode`], for who is no Python program; references are added to `rrefs`.
+///
+/// # Errors
+///
+/// Exceptions out of torch, and that a reference cannot be passed on.
+pub(crate) fn encode_plain<'py>(
+    object: &Bound<'py, PyAny>,
+    out: &mut Vec<u8>,
+    tensors: &mut TensorWriter<'py>,
+    rrefs: &mut Vec<tensorcall::engine::RRef>,
+) -> PyResult<Plain> {
+    let (limits, writer) = (Limits::default(), ValueWriter::new(out));
+    let mut encoder = Encoder { writer, tensors, limits, seen: Seen::default(), rrefs: Some(rrefs) };
+    encoder.value(object, 0)
+}
+
 struct Encoder<'a, 'py> {
     writer: ValueWriter<'a>,
     tensors: &'a mut TensorWriter<'py>,
     limits: Limits,
     seen: Seen,
+    /// Where references go, if the receiver is no Python program.
+    rrefs: Option<&'a mut Vec<tensorcall::engine::RRef>>,
 }
 
 impl<'py> Encoder<'_, 'py> {
@@ -90,13 +114,13 @@ impl<'py> Encoder<'_, 'py> {
         }
         if let Ok(tuple) = object.cast_exact::<PyTuple>() {
             // The empty tuple is one object everywhere.
-            if !tuple.is_empty() && !self.seen.first_time(object) {
+            if !tuple.is_empty() && !self.first_time(object) {
                 return Ok(Plain::No);
             }
             self.writer.tuple(tuple.len());
             self.items(tuple.iter_borrowed(), depth)
         } else if let Ok(list) = object.cast_exact::<PyList>() {
-            if !self.seen.first_time(object) {
+            if !self.first_time(object) {
                 return Ok(Plain::No);
             }
             // A copy, since reading a tensor may run Python code that changes the list.
@@ -104,15 +128,38 @@ impl<'py> Encoder<'_, 'py> {
             self.writer.list(items.len());
             self.items(&items, depth)
         } else if let Ok(dict) = object.cast_exact::<PyDict>() {
-            if !self.seen.first_time(object) {
+            if !self.first_time(object) {
                 return Ok(Plain::No);
             }
             let pairs: Vec<_> = dict.iter().collect();
             self.writer.map(pairs.len());
             self.items(pairs.iter().flat_map(|(key, value)| [key, value]), depth)
         } else {
-            Ok(Plain::No)
+            self.special(object)
         }
+    }
+
+    /// What only receivers in other languages get as plain data.
+    fn special(&mut self, object: &Bound<'py, PyAny>) -> PyResult<Plain> {
+        let Some(rrefs) = &mut self.rrefs else {
+            return Ok(Plain::No);
+        };
+        if let Some(rref) = rref::of_python(object)? {
+            self.writer.rref(u32::try_from(rrefs.len())?);
+            rrefs.push(rref);
+        } else if let Some(tensor) = self.tensors.tensor_of_parameter(object)?
+            && let Ok(index) = self.tensors.try_push(&tensor)?
+        {
+            self.writer.tensor(index);
+        } else {
+            return Ok(Plain::No);
+        }
+        Ok(self.within_limits())
+    }
+
+    /// Whether a container may be written: where its identity counts, only once.
+    fn first_time(&mut self, object: &Bound<'_, PyAny>) -> bool {
+        self.rrefs.is_some() || self.seen.first_time(object)
     }
 
     fn items<I>(&mut self, items: I, depth: u16) -> PyResult<Plain>
@@ -157,7 +204,7 @@ impl Seen {
     }
 }
 
-/// Builds the object that `bytes` are, with `tensors` in the places that name them.
+/// Builds the object that `bytes` are, with `tensors` and `rrefs` in the places that name them.
 ///
 /// # Errors
 ///
@@ -166,10 +213,11 @@ pub(crate) fn decode<'py>(
     py: Python<'py>,
     bytes: &[u8],
     tensors: &[Bound<'py, PyAny>],
+    rrefs: &[Bound<'py, PyAny>],
 ) -> PyResult<Bound<'py, PyAny>> {
-    let count = u32::try_from(tensors.len())?;
-    let reader = ValueReader::new(bytes, &Limits::default()).with_tensors(count);
-    let mut decoder = Decoder { py, reader, tensors };
+    let reader = ValueReader::new(bytes, &Limits::default());
+    let reader = reader.with_tensors(u32::try_from(tensors.len())?).with_rrefs(u32::try_from(rrefs.len())?);
+    let mut decoder = Decoder { py, reader, tensors, rrefs };
     let object = decoder.value()?;
     decoder.reader.finish().map_err(malformed)?;
     Ok(object)
@@ -179,6 +227,7 @@ struct Decoder<'a, 'py> {
     py: Python<'py>,
     reader: ValueReader<'a>,
     tensors: &'a [Bound<'py, PyAny>],
+    rrefs: &'a [Bound<'py, PyAny>],
 }
 
 impl<'py> Decoder<'_, 'py> {
@@ -196,10 +245,8 @@ impl<'py> Decoder<'_, 'py> {
             Event::List(len) => PyList::new(py, self.values(len)?)?.into_any(),
             Event::Tuple(len) => PyTuple::new(py, self.values(len)?)?.into_any(),
             Event::Map(len) => self.map(len)?.into_any(),
-            Event::Tensor(index) => self.tensor(index)?,
-            Event::RRef(_) => {
-                return Err(PyRuntimeError::new_err("a value names a reference that is not there"));
-            }
+            Event::Tensor(index) => entry(self.tensors, index)?,
+            Event::RRef(index) => entry(self.rrefs, index)?,
             Event::Exception { .. } => {
                 return Err(PyRuntimeError::new_err("an exception in the place of plain data"));
             }
@@ -223,12 +270,37 @@ impl<'py> Decoder<'_, 'py> {
         }
         Ok(dict)
     }
+}
 
-    fn tensor(&self, index: u32) -> PyResult<Bound<'py, PyAny>> {
-        let tensor = usize::try_from(index).ok().and_then(|index| self.tensors.get(index));
-        let missing = || PyRuntimeError::new_err("a value names a tensor that is not there");
-        tensor.cloned().ok_or_else(missing)
+fn entry<'py>(table: &[Bound<'py, PyAny>], index: u32) -> PyResult<Bound<'py, PyAny>> {
+    let entry = usize::try_from(index).ok().and_then(|index| table.get(index));
+    let missing = || PyRuntimeError::new_err("a value names a tensor or a reference that is not there");
+    entry.cloned().ok_or_else(missing)
+}
+
+/// An exception that is plain data: its classes, what it says, and where it was raised.
+pub(crate) type PlainException<'a> = (&'a str, &'a str, &'a str);
+
+/// The exception that `bytes` are.
+///
+/// # Errors
+///
+/// `RuntimeError` if they are none.
+pub(crate) fn decode_exception(bytes: &[u8]) -> PyResult<PlainException<'_>> {
+    let mut reader = ValueReader::new(bytes, &Limits::default());
+    let event = reader.next().map_err(malformed)?;
+    reader.finish().map_err(malformed)?;
+    match event {
+        Event::Exception { classes, message, origin } => Ok((classes, message, origin)),
+        _ => Err(PyRuntimeError::new_err("plain data in the place of an exception")),
     }
+}
+
+/// The bytes of an exception.
+pub(crate) fn encode_exception((classes, message, origin): PlainException<'_>) -> Vec<u8> {
+    let mut payload = Vec::new();
+    ValueWriter::new(&mut payload).exception(classes, message, origin);
+    payload
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "a function for `map_err`")]

@@ -323,6 +323,13 @@ impl Region {
         unsafe { std::ptr::copy_nonoverlapping(self.start, target.as_mut_ptr(), self.len) }
     }
 
+    /// `len` bytes from `offset` on; `None` if they are not all inside.
+    pub fn part(&self, offset: usize, len: usize) -> Option<Self> {
+        let inside = offset <= self.len && len <= self.len - offset;
+        // `wrapping_add` is safe; the bounds make it an address inside the region.
+        inside.then(|| Self { start: self.start.wrapping_add(offset), len, owner: Arc::clone(&self.owner) })
+    }
+
     /// A copy in memory of our own, which later writes to the original cannot change.
     pub fn snapshot(&self) -> Result<Self, OutOfMemory> {
         let mut copy = Buffer::zeroed(self.len)?;
@@ -338,9 +345,141 @@ impl fmt::Debug for Region {
     }
 }
 
+/// A buffer that several receive into at once, each into a part of its own.
+///
+/// Parts are cut off from the front, so no two overlap, and nobody reads before all of them are given back:
+/// no reference to the bytes exists while somebody may write them (MEM-1).
+#[derive(Debug)]
+pub struct Landing {
+    buffer: Arc<Buffer>,
+    next: usize,
+}
+
+/// Part of a [`Landing`], to be written by whoever has it.
+pub struct Target {
+    start: *mut u8,
+    len: usize,
+    /// Keeps the memory in place.
+    owner: Arc<Buffer>,
+}
+
+// SAFETY: the memory belongs to `owner` and is written through this one handle only; nothing in it is tied
+// to a thread.
+unsafe impl Send for Target {}
+// SAFETY: `&Target` gives an address and no access.
+unsafe impl Sync for Target {}
+
+impl Landing {
+    /// Nothing of `buffer` has been cut off.
+    pub fn new(buffer: Buffer) -> Self {
+        Self { buffer: Arc::new(buffer), next: 0 }
+    }
+
+    /// The next `len` bytes, if there are as many.
+    pub fn carve(&mut self, len: usize) -> Option<Target> {
+        let end = self.next.checked_add(len).filter(|&end| end <= self.buffer.len())?;
+        // `wrapping_add` is safe; the bounds make it an address inside the buffer.
+        let start = self.buffer.as_ptr().wrapping_add(self.next);
+        self.next = end;
+        Some(Target { start, len, owner: Arc::clone(&self.buffer) })
+    }
+
+    /// The buffer, when all parts have been given back; else a copy of it as it is now, for whoever kept a
+    /// part may still write to it.
+    pub fn finish(self) -> Result<Buffer, OutOfMemory> {
+        match Arc::try_unwrap(self.buffer) {
+            Ok(buffer) => Ok(buffer),
+            Err(kept) => {
+                let mut copy = Buffer::zeroed(kept.len())?;
+                // SAFETY: `kept` owns `len` initialised bytes and the copy as many of its own. They are
+                // copied without forming a reference to them, so a write meanwhile garbles bytes and no
+                // more, as with regions.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(kept.as_ptr(), copy.as_mut().as_mut_ptr(), kept.len());
+                }
+                Ok(copy)
+            }
+        }
+    }
+}
+
+impl Target {
+    /// Number of bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Where the bytes are: initialised, and nobody else's as long as this lives.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.start
+    }
+
+    /// Writes the bytes of `source` from the start on.
+    ///
+    /// # Panics
+    ///
+    /// If it is longer.
+    pub fn fill(&mut self, source: &Region) {
+        assert!(source.len <= self.len, "a target takes no more than its length");
+        // SAFETY: `source` keeps `source.len` readable bytes; `self.owner` keeps as many writable ones at
+        // `self.start`, which `Landing::carve` gave to this target alone. A region over the same buffer
+        // would own it, and so would not exist while `owner` does: the two do not overlap.
+        unsafe { std::ptr::copy_nonoverlapping(source.start, self.start, source.len) }
+    }
+}
+
+impl fmt::Debug for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let _ = &self.owner;
+        f.debug_struct("Target").field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn parts_of_a_landing_do_not_overlap_and_end_with_it() {
+        let mut landing = Landing::new(Buffer::zeroed(10).unwrap());
+        let mut first = landing.carve(4).unwrap();
+        let mut second = landing.carve(6).unwrap();
+        assert!(landing.carve(1).is_none());
+
+        second.fill(&Region::from_vec(vec![2; 6]));
+        first.fill(&Region::from_vec(vec![1; 3]));
+        drop((first, second));
+
+        assert_eq!(landing.finish().unwrap().as_ref(), [1, 1, 1, 0, 2, 2, 2, 2, 2, 2]);
+    }
+
+    #[test]
+    fn a_landing_of_which_a_part_is_kept_is_copied() {
+        let mut landing = Landing::new(Buffer::zeroed(3).unwrap());
+        let mut kept = landing.carve(3).unwrap();
+        kept.fill(&Region::from_vec(vec![1, 2, 3]));
+
+        let buffer = landing.finish().unwrap();
+        kept.fill(&Region::from_vec(vec![9, 9, 9]));
+
+        assert_eq!(buffer.as_ref(), [1, 2, 3]);
+    }
+
+    #[test]
+    fn a_part_of_a_region_lies_inside_it() {
+        let region = Region::from_vec(vec![1, 2, 3, 4]);
+        let mut out = [0; 2];
+
+        region.part(1, 2).unwrap().copy_to(&mut out);
+
+        assert_eq!(out, [2, 3]);
+        assert!(region.part(3, 2).is_none() && region.part(5, 0).is_none());
+    }
 
     #[test]
     fn a_buffer_is_aligned_zeroed_and_as_long_as_asked() {

@@ -55,6 +55,9 @@ pub struct AgentConfig {
     /// [`Value`](tensorcall_proto::wire::Value), and others know that its functions need such arguments.
     /// Default false.
     pub plain: bool,
+    /// Over a process group, most pieces of large tensors on their way to one worker at once, each with a
+    /// thread of its own here and there. Default 4.
+    pub group_threads: NonZeroUsize,
     /// What is accepted from peers.
     pub limits: Limits,
     /// What happens to messages on their way out, in tests. Default none.
@@ -81,6 +84,7 @@ impl AgentConfig {
             listen_interface: None,
             tcp_only: false,
             plain: false,
+            group_threads: const { NonZeroUsize::new(4).unwrap() },
             limits: Limits::default(),
             faults: None,
         }

@@ -6,6 +6,8 @@ mod agent;
 mod autograd;
 mod body;
 mod buffer;
+#[cfg(feature = "candle")]
+pub mod candle;
 mod clock;
 mod config;
 pub mod engine;
@@ -23,6 +25,7 @@ pub mod store;
 mod sync;
 mod transport;
 
+pub use autograd::{Context, Entered, Within};
 pub use error::{Error, ErrorKind, RemoteError, Result};
 pub use native::{
     Agent, AgentBuilder, Argument, Arguments, Bytes, Caller, ConversionError, DType, Element, FromValue,

@@ -191,8 +191,8 @@ fn what_is_queued_when_a_worker_closes_still_arrives(kind: Kind) {
 }
 
 fn a_peer_that_vanishes_without_a_word_is_lost_once_with_a_reason(kind: Kind) {
-    if kind == Kind::Memory {
-        // An agent in memory cannot vanish: its end says goodbye.
+    if !Kind::SOCKETS.contains(&kind) {
+        // An agent in memory cannot vanish: its end says goodbye. Groups lose ranks in tests/groups.rs.
         return;
     }
     let agents = strangers(kind, 1, |_| {}, functions);
@@ -227,6 +227,7 @@ fn a_call_to_nobody_fails_soon_and_names_what_was_tried(kind: Kind) {
     let mine = info(&agents[0]);
     let address = match kind {
         Kind::Memory => Address::Memory(99),
+        Kind::Group { .. } => Address::Group(99),
         // Nobody listens there any more.
         _ => Listener::new(kind, &mine).1,
     };
@@ -346,6 +347,8 @@ suite! {
         memory = super::Kind::Memory;
         unix = super::Kind::Unix;
         tcp = super::Kind::Tcp;
+        group = super::Kind::Group { any_source: true };
+        group_by_source = super::Kind::Group { any_source: false };
     ]
     [
         a_message_of_any_size_arrives_whole_and_aligned,

@@ -6,9 +6,14 @@ over sources whose gradients have arrived, and gets the gradients of the recv fu
 When all sources have been executed, the gradients of the leaves go to the context.
 
 Usually every node runs once. Only where calls go in a circle, as with the answer to a call whose arguments
-have a graph too, a recv function has to be complete before all sources have arrived. Then the engine runs to
-that function alone, from all sources that reach it, and the leaves wait for the last run. So nodes and hooks
-always see complete gradients; those that lead to such a function and elsewhere, too, run again.
+have a graph too, a recv function has to be complete before all sources have arrived. The sources that share
+no nodes with others are then run for good. Of others the engine runs to that function alone, from all sources
+that reach it, and runs again when the last one has come: nodes and hooks see complete gradients, but those
+that lead to such a function and elsewhere, too, run more than once. Leaves get theirs, and their hooks run,
+at the end.
+
+Sources that share no nodes are run one after the other, those of the latest messages first, so that the sums
+at the leaves do not depend on what arrived when, or on which threads made the graph.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ import operator
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
@@ -113,7 +118,11 @@ class _Pass:
             self._sources[None] = source
         self._below = _below([edge.node for source in self._sources.values() for edge in source.edges])
         reach = _reach(self._below, list(self._sources.values()))
-        self._leaves = [node for node in self._below if type(node) is _functions.LeafNode]
+        self._leaves = {node: reach[node] for node in self._below if type(node) is _functions.LeafNode}
+        self._found: dict[Any, torch.Tensor] = {}
+        reduced = _reducers.partners(node.variable for node in self._leaves)
+        self._reduced = reduced
+        self._groups = [-1] if reduced is not None else _groups(reach, len(self._sources))
         self._waiting: dict[int, tuple[Any, int]] = {}
         recvs = []
         for message, node in context._recv_functions().items():
@@ -142,29 +151,45 @@ class _Pass:
             if source is not None and message is not None:
                 source.values, source.gradients = values, [_NOTHING]
         ready = [(message, *self._waiting.pop(message)) for message in wanted]
-        recvs = [node for _, node, _ in ready]
-        leaves = self._leaves if last else []
-        reach = -1 if last else functools.reduce(operator.or_, (mask for *_, mask in ready), 0)
-        keep = retain_graph or (not last and self._run_again(recvs))
-        reduced = _reducers.partners(node.variable for node in leaves) if leaves else None
-        if reduced is not None:
-            with _reducers.own_gradients(reduced) as own:
-                found = self._run(reach, recvs, leaves, keep, accumulate=True)
+        needed = -1 if last else functools.reduce(operator.or_, (mask for *_, mask in ready), 0)
+        outputs: dict[Any, Gradients] = {}
+        waiting = []
+        for group in self._groups:
+            whole = last or not group & ~needed
+            if not whole:
+                waiting.append(group)
+            recvs = [node for _, node, mask in ready if mask & group]
+            if whole or recvs:
+                outputs |= self._run_group(group & needed, recvs, whole=whole, retain_graph=retain_graph)
+        self._groups = waiting
+        if last:
+            self._commit()
+        return [
+            (message, outputs.get(node) or [None] * _functions.outputs_of(node)) for message, node, _ in ready
+        ]
+
+    def _run_group(
+        self, sources: int, recvs: list[Any], *, whole: bool, retain_graph: bool
+    ) -> dict[Any, Gradients]:
+        """Run to these recv functions and, if it is the `whole` group, to its leaves; what the former get."""
+        leaves = [node for node, mask in self._leaves.items() if mask & sources] if whole else []
+        keep = retain_graph or (not whole and self._run_again(recvs))
+        if self._reduced is not None and leaves:
+            with _reducers.own_gradients(self._reduced) as own:
+                run, _ = self._run(sources, recvs, leaves, keep, accumulate=True)
                 self._context.accumulate(own.take(), _add)
         else:
-            found = self._run(reach, recvs, leaves, keep)
-            self._commit(leaves, found)
-        return [
-            (message, found.run.found.get(node) or [None] * _functions.outputs_of(node))
-            for message, node, _ in ready
-        ]
+            run, results = self._run(sources, recvs, leaves, keep)
+            self._collect(leaves, results, run)
+        return run.found
 
     def _run(
         self, reach: int, recvs: list[Any], leaves: list[Any], keep: bool, accumulate: bool = False
-    ) -> _Found:
+    ) -> tuple[_functions.Run, list[torch.Tensor | None]]:
         """Run torch's engine from the sources in `reach` to these recv functions and leaves.
 
-        With `accumulate` the gradients of the leaves are in ``.grad`` afterwards, and their hooks have run.
+        Returns what the recv functions and the leaves get. With `accumulate` the gradients of the leaves are
+        in ``.grad`` instead, and their hooks have run.
         """
         edges: list[GradientEdge] = []
         gradients: list[torch.Tensor] = []
@@ -178,7 +203,7 @@ class _Pass:
         inputs = [GradientEdge(node, 0) for node in leaves]
         inputs += [_functions.recv_edge(node) for node in recvs]
         if not edges or not inputs:
-            return _Found(run, [None] * len(leaves))
+            return run, []
         with _functions.running(run):
             results = _run_backward(
                 tuple(edges),
@@ -189,7 +214,7 @@ class _Pass:
                 allow_unreachable=True,
                 accumulate_grad=accumulate,
             )
-        return _Found(run, [] if accumulate else list(results[: len(leaves)]))
+        return run, [] if accumulate else list(results[: len(leaves)])
 
     def _run_again(self, recvs: list[Any]) -> bool:
         """Whether nodes that lead to these recv functions lead elsewhere, too."""
@@ -207,23 +232,30 @@ class _Pass:
                 return True
         return False
 
-    def _commit(self, leaves: list[Any], found: _Found) -> None:
-        """Give the gradients of the leaves to the context."""
-        results = found.results
-        shared = _shared(results, found.run)
-        own = {}
-        for place, node in enumerate(leaves):
+    def _collect(self, leaves: list[Any], results: list[torch.Tensor | None], run: _functions.Run) -> None:
+        """Take in gradients of leaves."""
+        shared = _shared(results, run)
+        for node, place in zip(leaves, range(len(results)), strict=False):
             gradient, results[place] = results[place], None
             if gradient is None:
                 continue
-            gradient = _own(gradient, node.variable, shared)
+            before = self._found.get(node)
+            if before is None:
+                self._found[node] = _own(gradient, node.variable, shared)
+            else:
+                self._found[node] = _add(before, gradient)
+
+    def _commit(self) -> None:
+        """Give the gradients of the leaves to the context."""
+        found, self._found = self._found, {}
+        for node, gradient in found.items():
             for hook in _hooks_of(node.register_prehook):
                 changed = hook((gradient,))
                 if changed is not None:
                     gradient = changed[0] if isinstance(changed, tuple) else changed
-            own[node] = gradient
-        self._context.accumulate({node.variable: gradient for node, gradient in own.items()}, _add)
-        for node, gradient in own.items():
+            found[node] = gradient
+        self._context.accumulate({node.variable: gradient for node, gradient in found.items()}, _add)
+        for node, gradient in found.items():
             for hook in _hooks_of(node.register_hook):
                 hook((), (gradient,))
 
@@ -238,14 +270,6 @@ class _Source:
         """What torch's engine is given for the edges; `None` if nothing has come."""
         self.values: Gradients | None = None
         """What has come for a send function, which hands it out itself."""
-
-
-class _Found(NamedTuple):
-    """What a run of torch's engine has brought."""
-
-    run: _functions.Run
-    results: list[torch.Tensor | None]
-    """By leaf."""
 
 
 _NOTHING = torch.empty(0)
@@ -297,6 +321,27 @@ def _reach(below: dict[Any, list[Any]], sources: list[_Source]) -> dict[Any, int
     return masks
 
 
+def _groups(reach: dict[Any, int], count: int) -> list[int]:
+    """The sources by their bits, in groups that share no nodes but leaves; those that came last first.
+
+    A leaf that has hooks is a node like others: they are to see its whole gradient.
+    """
+    groups = [1 << number for number in reversed(range(count))]
+    if count == 1:
+        return groups
+    inner = {
+        mask
+        for node, mask in reach.items()
+        if type(node) is not _functions.LeafNode or node.variable._backward_hooks
+    }
+    for mask in inner:
+        if mask & (mask - 1):
+            apart = [group for group in groups if not group & mask]
+            joined = functools.reduce(operator.or_, (group for group in groups if group & mask))
+            groups = sorted([*apart, joined], reverse=True)
+    return groups
+
+
 def _places(mask: int) -> list[int]:
     return [place for place in range(mask.bit_length()) if mask >> place & 1]
 
@@ -333,7 +378,7 @@ def _memory(tensor: torch.Tensor) -> int:
 
 
 _REFERENCES = 3
-"""Those to a result that is nobody else's: of the variable in `_commit`, of the argument, of the count."""
+"""Those to a result that is nobody else's: of the variable in `_collect`, of the argument, of the count."""
 
 
 def _own(gradient: torch.Tensor, leaf: torch.Tensor, shared: set[int]) -> torch.Tensor:

@@ -62,6 +62,39 @@ def unpack(
     return obj
 
 
+class Recording:
+    """A call by name that is about to be made in a context; the extension hands over its tensors."""
+
+    def __init__(self, context: DistAutogradContext, rank: int) -> None:
+        self._context = context
+        self._rank = rank
+        self.message: int | None = None
+
+    def __call__(self, tensors: list[torch.Tensor]) -> Mark:
+        """Make the send function for those that need gradients."""
+        self._context.sends_to(self._rank)
+        if tensors and torch.is_grad_enabled():
+            message = _context.container.new_message()
+            _functions.record_send(self._context, message, self._rank, tensors)
+            self.message = message
+        return self._context._context_id(), self.message
+
+    def made(self, call: Any) -> None:
+        """The call was made, or it could not be."""
+        if isinstance(call, _tensorcall.Call):
+            self._context.add_call(call, self.message)
+        elif self.message is not None:
+            self._context.drop_send(self.message)
+
+
+def record_plain(
+    context: DistAutogradContext | None, mark: Mark, tensors: Sequence[torch.Tensor], *, is_answer: bool
+) -> None:
+    """Plain data has brought tensors that its sender has recorded: they become outputs of a recv function."""
+    if context is not None and mark[1] is not None:
+        _functions.record_recv(context, mark[1], tensors, is_answer, plain=True)
+
+
 def taken(call: Any) -> None:
     """A call's outcome was taken: its context need not look after it."""
     context = _context.context_of_call.get(id(call))
@@ -77,8 +110,13 @@ def failed(call: Any) -> None:
         context.drop_send(message)
 
 
-def pack_gradients(gradients: Gradients, placement: Placement) -> PackedGradients | None:
-    """The gradients of a message, as they travel; nothing if there are none."""
+def pack_gradients(gradients: Gradients, placement: Placement, plain: bool = False) -> PackedGradients | None:
+    """The gradients of a message, as they travel; nothing if there are none.
+
+    For one with `plain` data, whose sender may read nothing else, they are ordinary tensors in main memory.
+    """
+    if plain:
+        gradients = [None if gradient is None else _plain(gradient) for gradient in gradients]
     found = [gradient for gradient in gradients if gradient is not None]
     if not found:
         return None
@@ -95,6 +133,12 @@ def unpack_gradients(packed: PackedGradients) -> Gradients:
         return tensors
     gradients: Gradients = internal.unpack(payload, tensors, [])
     return gradients
+
+
+def _plain(gradient: torch.Tensor) -> torch.Tensor:
+    if gradient.layout is not torch.strided:
+        gradient = gradient.to_dense()
+    return gradient.cpu().resolve_conj().resolve_neg()
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import _rendezvous_helper, rendezvous
 
 from ..autograd import _reducers
-from . import _fork, _futures, _membership, _profiling, _scripts
+from . import _fork, _futures, _groups, _membership, _profiling, _scripts
 from . import api as api
 from . import backend_registry as backend_registry
 from . import constants as constants
@@ -28,8 +28,9 @@ from . import functions as functions
 from . import internal as internal
 from . import options as options
 from . import rref_proxy as rref_proxy
-from ._agent import RpcAgent, TensorPipeAgent
+from ._agent import ProcessGroupAgent, RpcAgent, TensorPipeAgent
 from ._autograd import autograd as _autograd
+from ._named import function
 from ._rref import PyRRef
 from ._waiting import interruptible
 from ._worker import WorkerInfo
@@ -55,7 +56,7 @@ from .backend_registry import (
     init_backend,
     register_backend,
 )
-from .options import RpcBackendOptions, TensorPipeRpcBackendOptions
+from .options import ProcessGroupRpcBackendOptions, RpcBackendOptions, TensorPipeRpcBackendOptions
 from .server_process_global_profiler import (
     _server_process_global_profile as _server_process_global_profile,
 )
@@ -63,6 +64,8 @@ from .server_process_global_profiler import (
 __all__ = [
     "BackendType",
     "BackendValue",
+    "ProcessGroupAgent",
+    "ProcessGroupRpcBackendOptions",
     "PyRRef",
     "RRef",
     "RpcAgent",
@@ -73,6 +76,7 @@ __all__ = [
     "backend_registered",
     "construct_rpc_backend_options",
     "enable_gil_profiling",
+    "function",
     "get_rpc_timeout",
     "get_worker_info",
     "init_backend",
@@ -118,8 +122,8 @@ def init_rpc(
         backend: a member of `BackendType`, by default the one that fits the options.
         rank: from 0 to ``world_size - 1``, unique in the group.
         world_size: how many workers there are. Without it the group is dynamic: workers join and leave at
-            any time, and `rank` has to be given.
-        rpc_backend_options: by default ``TensorPipeRpcBackendOptions()``.
+            any time, and `rank` has to be given. A process group knows its size and ranks.
+        rpc_backend_options: by default those of the backend, ``TensorPipeRpcBackendOptions()``.
 
     Raises:
         TypeError: a backend or options of the wrong type.
@@ -134,7 +138,7 @@ def init_rpc(
     _futures.patch()
     _profiling.patch()
     _reducers.patch()
-    store, rank, world_size = _meet(chosen, rank, world_size)
+    store, rank, world_size = _meet(backend, chosen, rank, world_size)
     _autograd()._init(rank)
     _init_rpc_backend(backend, store, name, rank, world_size, chosen)
 
@@ -187,8 +191,13 @@ def _check_rank(rank: Any, world_size: Any) -> None:
         raise ValueError(f"rank must be from 0 to world_size - 1: got rank {rank} with world_size {size}")
 
 
-def _meet(chosen: RpcBackendOptions, rank: int, world_size: int | None) -> tuple[Store, int, int | None]:
-    """Let c10d find the store; also what rank and size its URL or environment give."""
+def _meet(backend: Any, chosen: Any, rank: int, world_size: int | None) -> tuple[Store, int, int | None]:
+    """Let c10d find the store; also what rank and size its URL or environment, or a process group, give."""
+    if _groups.takes_group(backend.name):
+        group = _groups.choose(chosen, rank, world_size)
+        if group is not None:
+            return _groups.store_of(group), *_groups.place_of(group)
+        world_size = world_size or _groups.size_of_environment(chosen.init_method)
     deadline = _membership.Deadline.of_rendezvous(chosen.rpc_timeout)
     store, rank, size = _find_store(chosen.init_method, rank, world_size, deadline)
     store.set_timeout(deadline.left())

@@ -15,8 +15,9 @@ from ._worker import WorkerInfo
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
+    from ._groups import Group
     from ._handler import Handler
-    from .options import TensorPipeRpcBackendOptions
+    from .options import AgentOptions
 
 NOT_SET = (
     "Current RPC agent is not set! Did you initialize the RPC framework (e.g. by calling `rpc.init_rpc`)?"
@@ -72,6 +73,7 @@ class TensorPipeAgent(RpcAgent):
         infos: all workers of the group.
         roster: name, rank and contact of each, for the extension.
         dynamic: whether others join and leave at run time.
+        group: what carries the messages, if that is a process group.
     """
 
     def __init__(
@@ -80,9 +82,10 @@ class TensorPipeAgent(RpcAgent):
         infos: list[WorkerInfo],
         roster: list[tuple[str, int, str]],
         store: Store,
-        options: TensorPipeRpcBackendOptions,
+        options: AgentOptions,
         handler: Handler,
         dynamic: bool = False,
+        group: Group | None = None,
     ) -> None:
         self.rpc_timeout = options.rpc_timeout
         self._native = native
@@ -91,6 +94,7 @@ class TensorPipeAgent(RpcAgent):
         self._by_name = {info.name: info.id for info in infos}
         self._me = self._infos[native.rank]
         self._dynamic = dynamic
+        self._group = group
         self._changing = threading.Lock()
         self._store = store
         self._options = options
@@ -133,6 +137,8 @@ class TensorPipeAgent(RpcAgent):
     def shutdown(self) -> None:
         self._handler.stop()
         self._native.close(self._left)
+        if self._group is not None:
+            self._group.close(self._left)
         if not _exiting:
             self._handler.wait_until_stopped(_LOOP_PATIENCE)
 
@@ -209,11 +215,15 @@ class TensorPipeAgent(RpcAgent):
             return WorkerInfo(name or f"rank_{rank}", rank)
         return info
 
-    def _get_backend_options(self) -> TensorPipeRpcBackendOptions:
+    def _get_backend_options(self) -> AgentOptions:
         return self._options
 
     def _get_device_map(self, worker: WorkerInfo) -> dict[torch.device, torch.device]:
         return self._options.device_maps.get(worker.name, {})
+
+
+class ProcessGroupAgent(TensorPipeAgent):
+    """The agent of a worker that is called through a process group, and listens nowhere."""
 
 
 _current: Any = None
@@ -302,6 +312,8 @@ def _close_at_exit() -> None:
     agent = _current
     if isinstance(agent, TensorPipeAgent):
         agent._handler.stop()
+        # Its threads wait in Python, and must be out before the door is closed.
+        agent._native.leave_group()
     _tensorcall.stop_entering(_EXIT_PATIENCE)
     if agent is not None:
         reset()

@@ -10,7 +10,7 @@ import torch
 from .. import _tensorcall
 from ..autograd import _context, _messages
 from . import _remote_error, _target, internal
-from ._handler import RAISED
+from ._handler import RAISED, RAISED_PLAIN
 
 if TYPE_CHECKING:
     from .._tensorcall import Call
@@ -79,7 +79,7 @@ def start(
     Args:
         agent: who makes the call.
         to: name, rank or ``WorkerInfo`` of the callee.
-        func: what to call there.
+        func: what to call there, or the name that it has there.
         args: its positional arguments.
         kwargs: its keyword arguments.
         timeout: seconds; -1 for the agent's default, 0 for no limit.
@@ -93,6 +93,8 @@ def start(
         Exception: whatever pickling the arguments raised.
     """
     native = agent._native
+    if isinstance(func, str):
+        return _start_named(agent, native.call_named, to, func, args, kwargs, timeout)  # type: ignore[no-any-return]
     called: Call | Unsent = _start(
         agent, native.call, native.call_pickled, to, func, args, kwargs, timeout, pickler, waits
     )[0]
@@ -104,13 +106,48 @@ def start_remote(
 ) -> tuple[_tensorcall.RRef, Call | Unsent, str]:
     """As :func:`start`, but the result stays there: a reference to it, the call, and the call's label."""
     native = agent._native
-    made, label = _start(
-        agent, native.remote, native.remote_pickled, to, func, args, kwargs, timeout, pickler, False
-    )
+    if isinstance(func, str):
+        made, label = _start_named(agent, native.remote_named, to, func, args, kwargs, timeout), func
+    else:
+        made, label = _start(
+            agent, native.remote, native.remote_pickled, to, func, args, kwargs, timeout, pickler, False
+        )
     if isinstance(made, Unsent):
         raise made.error
     rref, call = made
     return rref, Unsent(call) if isinstance(call, RuntimeError) else call, label
+
+
+def _start_named(
+    agent: TensorPipeAgent,
+    named: Callable[..., Any],
+    to: Any,
+    name: str,
+    args: Any,
+    kwargs: Any,
+    timeout: float,
+) -> Any:
+    """What `named` of the extension made of the call of a function by its name, with plain data.
+
+    Raises:
+        TypeError: an argument is not plain data; it is named.
+    """
+    rank = agent._rank_of(to)
+    limit = limit_of(agent, timeout)
+    context = _context.open_context()
+    recording = None if context is None else _messages.Recording(context, rank)
+    made: Any = None
+    try:
+        made = named(rank, name, tuple(args or ()), dict(kwargs or {}), limit, recording)
+    except NotImplementedError:
+        # A tensor without memory: a mistake in making the call.
+        raise
+    except RuntimeError as error:
+        made = Unsent(error)
+    finally:
+        if recording is not None:
+            recording.made(made[1] if isinstance(made, tuple) else made)
+    return made
 
 
 def _start(
@@ -140,6 +177,8 @@ def _start(
         call = _start_plain(plain, rank, name, args, kwargs, timeout)
         if call is not None:
             return call, name
+    if agent._native.is_plain(rank):
+        raise TypeError(_not_python(agent._name_of(rank), func, name))
     if name is not None:
         func = _by_name(func, name)
     _target.check_sendable(func)
@@ -230,9 +269,13 @@ def decode(
 ) -> Any:
     """The value of an answer; raises the exception that it brings."""
     if encoding == 0:
+        if mark is not None:
+            _messages.record_plain(_context.container.find(mark[0]), mark, tensors, is_answer=True)
         return payload
     if encoding == RAISED:
         raise internal.unpack(payload, tensors, rrefs, _remote_error.load)
+    if encoding == RAISED_PLAIN:
+        raise _remote_error.load_plain(*payload)
     return _messages.unpack(mark, payload, tensors, rrefs, is_answer=True)
 
 
@@ -251,6 +294,14 @@ def _start_plain(
         return plain(rank, name, args, kwargs, timeout)
     except RuntimeError as error:
         return Unsent(error)
+
+
+def _not_python(worker: str, func: Any, name: str | None) -> str:
+    shown = name or getattr(func, "__qualname__", None) or type(func).__qualname__
+    return (
+        f"{shown} cannot be called on worker '{worker}', which runs no Python: call a function by the name that "
+        "it is registered with there, with plain data"
+    )
 
 
 def _by_name(func: Any, name: str) -> Any:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from .. import _tensorcall
-from .options import TensorPipeRpcBackendOptions
+from .options import AgentOptions
 
 Map = dict[torch.device, torch.device]
 Maps = Mapping[str, Mapping[torch.device, torch.device]]
@@ -33,7 +33,7 @@ Entry = dict[str, Any]
 it lists."""
 
 
-def entry_of(options: TensorPipeRpcBackendOptions) -> Entry:
+def entry_of(options: AgentOptions) -> Entry:
     """What a worker with these options tells the others."""
     return {
         "count": torch.cuda.device_count(),
@@ -109,7 +109,7 @@ class Directory:
         options: its options, which are looked at anew each time.
     """
 
-    def __init__(self, me: str, options: TensorPipeRpcBackendOptions) -> None:
+    def __init__(self, me: str, options: AgentOptions) -> None:
         self._me = me
         self._options = options
         self._names: dict[int, str] = {}

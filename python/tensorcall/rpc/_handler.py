@@ -22,6 +22,7 @@ from ..autograd import _backward, _context, _messages
 from ..autograd._context import DistAutogradContext
 from ..autograd._engine import PassId, Plan
 from ..autograd._engine import engine as local_engine
+from ..autograd._functions import Gradients
 from ..autograd._messages import Mark, PackedGradients
 from . import _agent, _devices, _fork, _remote_error, _target, internal, server_process_global_profiler
 from ._coroutines import Coroutines
@@ -37,6 +38,8 @@ Reply = tuple[int, bytes, list[torch.Tensor], list[_tensorcall.RRef], Mark | Non
 
 RETURNED = 1
 RAISED = 2
+RAISED_PLAIN = 3
+"""An exception as plain data: its classes, what it says and where it was raised."""
 
 
 class Handler:
@@ -114,6 +117,24 @@ class Handler:
         error: BaseException = internal.unpack(payload, tensors, rrefs, _remote_error.load)
         return error
 
+    def describe_packed(
+        self, payload: bytes, tensors: list[torch.Tensor], rrefs: Sequence[_tensorcall.RRef]
+    ) -> tuple[str, str, str]:
+        """Tell the exception that :meth:`dump_exception` packed in plain data."""
+        told: tuple[str, str, str] = internal.unpack(payload, tensors, rrefs, _remote_error.describe_packed)
+        return told
+
+    def load_plain_exception(self, classes: str, message: str, origin: str) -> BaseException:
+        """The exception that is told in plain data."""
+        return _remote_error.load_plain(classes, message, origin)
+
+    def wrap_rref(self, native: _tensorcall.RRef) -> Any:
+        """A reference that came in plain data."""
+        # Here, since references are made with calls, which know of this module.
+        from . import _rref
+
+        return _rref.wrap(native)
+
     def load_result(
         self, payload: bytes, tensors: list[torch.Tensor], rrefs: Sequence[_tensorcall.RRef]
     ) -> Any:
@@ -154,6 +175,27 @@ class Handler:
         if getattr(function, "_wrapped_async_rpc_function", None) is not None:
             return self._follow(function, result)
         return result
+
+    def run_recorded(
+        self,
+        function: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        caller: int,
+        autograd: Mark,
+        tensors: Sequence[torch.Tensor],
+    ) -> Any:
+        """As :meth:`run_value`, in a context; the caller has recorded these tensors of the arguments."""
+        context = _context.container.enter(autograd[0])
+        with _context.entered(context):
+            _messages.record_plain(context, autograd, tensors, is_answer=False)
+            return self.run_value(function, args, kwargs, caller)
+
+    def record_result(self, tensors: list[torch.Tensor], autograd: Mark, caller: int) -> Mark | None:
+        """Record tensors of a result in plain data, which need gradients."""
+        recording = _messages.Recording(_context.container.enter(autograd[0]), caller)
+        mark = recording(tensors)
+        return None if mark[1] is None else mark
 
     def _run(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if server_process_global_profiler.is_on():
@@ -245,12 +287,16 @@ class Handler:
             found = local_engine.vjp(
                 context_id, pass_id, sources, wanted, last=last, retain_graph=retain_graph
             )
-            return [
-                (message, _messages.pack_gradients(gradients, self._way_back(context_id, message)))
-                for message, gradients in found
-            ]
+            return [(message, self._pack_gradients(context_id, message, each)) for message, each in found]
         except BaseException as error:
             raise self._error_of_pass(error) from error
+
+    def _pack_gradients(
+        self, context_id: int, message: int, gradients: Gradients
+    ) -> PackedGradients | None:
+        context = _context.container.find(context_id)
+        plain = context is not None and context.is_plain(message)
+        return _messages.pack_gradients(gradients, self._way_back(context_id, message), plain)
 
     def _way_back(self, context_id: int, message: int) -> Placement:
         """Where gradients of a message go: on the devices that its tensors came from."""
@@ -279,13 +325,26 @@ class Handler:
             text = f"{type(exc).__name__} on {self._info}, which could not be described: {error!r}"
             return self._raised(RuntimeError(text))
 
+    def describe_exception(self, exc: BaseException) -> tuple[str, str, str]:
+        """Show an exception on this worker's ``sys.stderr`` and tell it in plain data."""
+        try:
+            classes, message, origin, shown = self._errors.describe(exc)
+        except BaseException as error:
+            text = f"{type(exc).__name__} on {self._info}, which could not be described: {error!r}"
+            classes, message, origin, shown = "builtins:RuntimeError", text, "", text
+        self._show(shown)
+        return classes, message, origin
+
     def _raised(self, error: BaseException) -> Reply:
         payload, tensors, rrefs, text = self._errors.dump(error)
+        self._show(text)
+        return RAISED, payload, tensors, rrefs, None
+
+    def _show(self, text: str) -> None:
         if text and sys.stderr is not None and not _agent.is_exiting():
             # A stream that is closed or cannot write the text must not cost the caller the exception.
             with contextlib.suppress(Exception):
                 print(text, file=sys.stderr)  # noqa: T201 (programs redirect sys.stderr and read this)
-        return RAISED, payload, tensors, rrefs, None
 
 
 def _answer(later: _tensorcall.Later, future: Any) -> None:

@@ -57,7 +57,8 @@ def current() -> RecordedCalls | LocalRange | None:
 
 
 class RecordedCalls:
-    """Makes calls that a legacy profiler is told of.
+    """Makes calls that a legacy profiler is told of; those by name, whose callee may be no Python program, by
+    the part of this worker alone.
 
     Args:
         session: that of the profiler.
@@ -68,16 +69,22 @@ class RecordedCalls:
 
     def rpc_sync(self, to: Any, func: Any, args: Any, kwargs: Any, timeout: float) -> Any:
         """As the function of that name."""
+        if isinstance(func, str):
+            return _LOCAL_RANGE.rpc_sync(to, func, args, kwargs, timeout)
         return self._start(RPCExecMode.SYNC, to, func, args, kwargs, timeout).wait()
 
     def rpc_async(self, to: Any, func: Any, args: Any, kwargs: Any, timeout: float) -> Future[Any]:
         """As the function of that name; the future is done when the call's events are there."""
+        if isinstance(func, str):
+            return _LOCAL_RANGE.rpc_async(to, func, args, kwargs, timeout)
         return self._start(RPCExecMode.ASYNC, to, func, args, kwargs, timeout)
 
     def remote(self, to: Any, func: Any, args: Any, kwargs: Any, timeout: float) -> RRef[Any]:
         """As the function of that name; the reference has a profiling future."""
         from . import api
 
+        if isinstance(func, str):
+            return _LOCAL_RANGE.remote(to, func, args, kwargs, timeout)
         span = self._span(RPCExecMode.REMOTE, to, func, args, kwargs)
         with self._session.suspended():
             rref = api.remote(to, span.function, args, kwargs, timeout)
@@ -136,7 +143,8 @@ class LocalRange:
     def _run(self, verb: str, to: Any, func: Any, args: Any, kwargs: Any, timeout: float) -> Any:
         from . import api
 
-        name = str(getattr(func, "__qualname__", None) or type(func).__qualname__)
+        named = func if isinstance(func, str) else getattr(func, "__qualname__", None)
+        name = str(named or type(func).__qualname__)
         with record_function(f"rpc#{name}({_agent.current().get_worker_info().name} -> {to})"):
             return getattr(api, f"_{verb}")(to, func, args, kwargs, timeout)
 

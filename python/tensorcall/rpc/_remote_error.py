@@ -14,8 +14,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import pickle
+import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -55,6 +56,16 @@ class ErrorCarrier:
             return *_pack(said, RuntimeError(said), plain=True), text
         return *_pack(self._text(error, _unescaped(error)), error, plain=False), text
 
+    def describe(self, error: BaseException) -> tuple[str, str, str, str]:
+        """Return classes, message and origin in plain data, and the text to show on this worker ("" for none).
+
+        For callers in other languages, which have use for neither the exception itself nor its attributes.
+        """
+        if isinstance(error, OperatorError):
+            return "builtins:RuntimeError", str(error), "", ""
+        text = self._text(error, repr(error))
+        return _joined(_names(error)), _said(error), self._text(error, _unescaped(error)), text
+
     def _text(self, error: BaseException, line: str) -> str:
         frames = error.__traceback__
         while frames is not None and _is_ours(frames.tb_frame.f_globals.get("__name__")):
@@ -74,16 +85,46 @@ def load(payload: bytes, tensors: Sequence[torch.Tensor]) -> Exception:
     return error
 
 
+def describe_packed(payload: bytes, tensors: Sequence[torch.Tensor]) -> tuple[str, str, str]:
+    """What :meth:`ErrorCarrier.dump` was given, as :meth:`ErrorCarrier.describe` would have told it."""
+    text, names, plain, pickled, _ = pickle.loads(payload)
+    error, _ = _rebuild(pickled, tensors)
+    return _joined(names), text if error is None else _said(error), "" if plain else text
+
+
+def load_plain(classes: str, message: str, origin: str) -> Exception:
+    """The exception that :meth:`ErrorCarrier.describe`, or a worker in another language, has told.
+
+    It is of the first of its classes that this worker has loaded, or a stand-in below that; nothing is
+    imported because of what others say.
+    """
+    parts = (cls.partition(":") for cls in classes.split())
+    names = [(module, name) for module, _, name in parts] or [("builtins", "RuntimeError")]
+    text = origin if message in origin else f"{origin}\n{message}" if origin else message
+    cls = _loaded(names[0])
+    if cls is not None:
+        try:
+            return _with_text(cls(text), text)
+        except Exception:
+            # It wants other arguments.
+            pass
+    return stand_in(names, text, _loaded)
+
+
 def text_of(payload: bytes) -> str:
     """What :meth:`ErrorCarrier.dump` had to say, for a log."""
     text: str = pickle.loads(payload)[0]
     return text
 
 
-def stand_in(names: Sequence[tuple[str, str]], text: str) -> Exception:
+def stand_in(
+    names: Sequence[tuple[str, str]],
+    text: str,
+    find: Callable[[tuple[str, str]], type[Exception] | None] | None = None,
+) -> Exception:
     """An exception with message `text` in the place of one whose classes are called `names`."""
     module, name = names[0]
-    known = next((cls for cls in map(_find, names) if cls is not None), Exception)
+    known = next((cls for cls in map(find or _find, names) if cls is not None), Exception)
     bases = (known,) if issubclass(known, RuntimeError) else (known, RuntimeError)
     body = {
         "__module__": module,
@@ -108,7 +149,7 @@ class _Pickled(NamedTuple):
 
 
 def _pack(text: str, error: Exception, *, plain: bool) -> tuple[bytes, list[torch.Tensor]]:
-    names = [(cls.__module__, cls.__qualname__) for cls in type(error).__mro__ if issubclass(cls, Exception)]
+    names = _names(error)
     tensors: list[torch.Tensor] = []
     pickled = _pickle(error, tensors)
     attributes = {}
@@ -181,6 +222,28 @@ def _stand_in_text(why: BaseException | None, text: str) -> str:
         f"Failed to create original exception type. Error msg was {reason} "
         f"Original exception on remote side was {text}"
     )
+
+
+def _names(error: BaseException) -> list[tuple[str, str]]:
+    """The class of an exception and those that it derives from, the most special one first."""
+    return [(cls.__module__, cls.__qualname__) for cls in type(error).__mro__ if issubclass(cls, Exception)]
+
+
+def _joined(names: Sequence[tuple[str, str]]) -> str:
+    """The names of classes in one text."""
+    return " ".join(f"{module}:{name}".replace(" ", "_") for module, name in names) or "builtins:RuntimeError"
+
+
+def _said(error: BaseException) -> str:
+    return str(error) if isinstance(error, Exception) else f"{type(error).__name__}: {error}"
+
+
+def _loaded(name: tuple[str, str]) -> type[Exception] | None:
+    module, qualname = name
+    found: Any = sys.modules.get(module)
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, type) and issubclass(found, Exception) else None
 
 
 def _find(name: tuple[str, str]) -> type[Exception] | None:

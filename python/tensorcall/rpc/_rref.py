@@ -309,8 +309,13 @@ def remote(agent: Any, to: Any, func: Any, args: Any, kwargs: Any, timeout: floa
 
 def receive(index: int) -> RRef[Any]:
     """The reference in that place of the message that is being read."""
+    return wrap(internal.rref_at(index))
+
+
+def wrap(native: _tensorcall.RRef) -> RRef[Any]:
+    """A reference that has come in a message."""
     rref: RRef[Any] = RRef.__new__(RRef)
-    rref._take(_agent.current(), internal.rref_at(index))
+    rref._take(_agent.current(), native)
     return rref
 
 

@@ -1,7 +1,7 @@
 """What a call runs: a torch operator, a script function or any other callable.
 
 Operators and script functions go by their names in torch; a Python function that can be
-imported goes by ``module:qualname``. A name contains ``::`` only if it is an operator's, and
+imported goes by ``module:qualname``, or by a name of its own, without a ``:`` (``_named``). A name contains ``::`` only if it is an operator's, and
 starts with ``__torch__.`` only if it is a script function's; a script function marked by
 ``functions.async_execution`` has an ``@`` before that. Everything else is pickled.
 """
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from . import _named
 from ._remote_error import OperatorError
 
 _find_builtin: Callable[[Any], str | None] = torch.jit._builtins._find_builtin
@@ -113,13 +114,15 @@ def find(name: str) -> Any:
     """The callable of that name on this worker.
 
     Raises:
-        AttributeError, ImportError: there is none.
+        AttributeError, ImportError, RuntimeError: there is none.
     """
     if "::" in name:
         return _operator(name)
     if name.startswith((_SCRIPT, _LATER)):
         return _script_function(name)
-    module, _, qualname = name.partition(":")
+    module, colon, qualname = name.partition(":")
+    if not colon:
+        return _named.find(name)
     # Not cached: the attribute may be bound to something else tomorrow.
     loaded = sys.modules.get(module)
     if loaded is None:

@@ -109,7 +109,7 @@ def get_worker_info(worker_name: str | int | None = None) -> WorkerInfo:
 @_require_initialized
 def rpc_sync(
     to: str | WorkerInfo | int,
-    func: Callable[..., Any],
+    func: Callable[..., Any] | str,
     args: Any = None,
     kwargs: dict[str, Any] | None = None,
     timeout: float = UNSET_RPC_TIMEOUT,
@@ -119,7 +119,8 @@ def rpc_sync(
     Args:
         to: the worker, by name, rank or ``WorkerInfo``.
         func: a function that the worker can import, a method of an object that can be sent, a
-            torch operator or a script function.
+            torch operator or a script function; or the name that a function has there, which takes and
+            returns plain data and may be in another language (docs/mixed-jobs.md).
         args: positional arguments; what cannot be sent raises here.
         kwargs: keyword arguments.
         timeout: seconds to wait; 0 waits for ever. Defaults to the agent's timeout.
@@ -147,7 +148,7 @@ def _rpc_sync(to: Any, func: Any, args: Any, kwargs: Any, timeout: float) -> Any
 @_require_initialized
 def rpc_async(
     to: str | WorkerInfo | int,
-    func: Callable[..., Any],
+    func: Callable[..., Any] | str,
     args: Any = None,
     kwargs: dict[str, Any] | None = None,
     timeout: float = UNSET_RPC_TIMEOUT,
@@ -183,7 +184,7 @@ def _rpc_async(to: Any, func: Any, args: Any, kwargs: Any, timeout: float) -> Fu
 @_require_initialized
 def remote(
     to: str | WorkerInfo | int,
-    func: Callable[..., Any],
+    func: Callable[..., Any] | str,
     args: Any = None,
     kwargs: dict[str, Any] | None = None,
     timeout: float = UNSET_RPC_TIMEOUT,

@@ -13,8 +13,13 @@ from typing import Any, NamedTuple
 
 from torch._C._distributed_c10d import Store
 
-from .constants import DEFAULT_INIT_METHOD, DEFAULT_NUM_WORKER_THREADS, DEFAULT_RPC_TIMEOUT_SEC
-from .options import RpcBackendOptions, TensorPipeRpcBackendOptions
+from .constants import (
+    DEFAULT_INIT_METHOD,
+    DEFAULT_NUM_SEND_RECV_THREADS,
+    DEFAULT_NUM_WORKER_THREADS,
+    DEFAULT_RPC_TIMEOUT_SEC,
+)
+from .options import ProcessGroupRpcBackendOptions, RpcBackendOptions, TensorPipeRpcBackendOptions
 
 __all__ = [
     "BackendType",
@@ -129,16 +134,53 @@ def _tensorpipe_init_backend_handler(
 
 def _join(store: Any, name: str, rank: int, world_size: int | None, options: Any, kind: Any = None) -> Any:
     # Here, since a join needs the API, and the API this registry.
-    from . import _agent, _dynamic, _membership
+    from . import _agent, _dynamic, _groups, _membership
 
     if not isinstance(store, Store):
         raise TypeError(f"`store` must be a c10d::Store. {store}")
+    if _groups.is_wanted():
+        return _join_group(store, name, rank, world_size, options, kind)
     kind = kind or _agent.TensorPipeAgent
     if not world_size:
         return _dynamic.join(store, name, rank, options, kind)
     return _membership.join(store, name, rank, world_size, options, kind)
 
 
+def _join_group(
+    store: Any, name: str, rank: int, world_size: int | None, options: Any, kind: Any = None
+) -> Any:
+    from . import _group_membership
+
+    return _group_membership.join(store, name, rank, world_size, options, kind)
+
+
+def _process_group_construct_rpc_backend_options_handler(
+    rpc_timeout: float,
+    init_method: str,
+    num_send_recv_threads: int = DEFAULT_NUM_SEND_RECV_THREADS,
+    process_group: Any = None,
+    **_unknown: Any,
+) -> ProcessGroupRpcBackendOptions:
+    return ProcessGroupRpcBackendOptions(num_send_recv_threads, rpc_timeout, init_method, process_group)
+
+
+def _process_group_init_backend_handler(
+    store: Any, name: str, rank: int, world_size: int | None, rpc_backend_options: RpcBackendOptions
+) -> Any:
+    if not isinstance(rpc_backend_options, ProcessGroupRpcBackendOptions):
+        raise TypeError(
+            f"`rpc_backend_options` must be a `ProcessGroupRpcBackendOptions`. {rpc_backend_options}"
+        )
+    if not isinstance(store, Store):
+        raise TypeError(f"`store` must be a c10d::Store. {store}")
+    return _join_group(store, name, rank, world_size, rpc_backend_options)
+
+
+register_backend(
+    "PROCESS_GROUP",
+    _process_group_construct_rpc_backend_options_handler,
+    _process_group_init_backend_handler,
+)
 register_backend(
     "TENSORPIPE",
     _tensorpipe_construct_rpc_backend_options_handler,

@@ -16,6 +16,9 @@ DEFAULT_SHUTDOWN_TIMEOUT: float = 0
 DEFAULT_NUM_WORKER_THREADS: int = 16
 """User functions that may be at work at once on one worker."""
 
+DEFAULT_NUM_SEND_RECV_THREADS: int = 4
+"""Pieces of large tensors that a process group carries at once to one worker."""
+
 UNSET_RPC_TIMEOUT: float = -1.0
 """The value of a ``timeout`` argument that means "the agent's default"."""
 

@@ -8,9 +8,14 @@ from typing import Any
 
 import torch
 
-from .constants import DEFAULT_INIT_METHOD, DEFAULT_NUM_WORKER_THREADS, DEFAULT_RPC_TIMEOUT_SEC
+from .constants import (
+    DEFAULT_INIT_METHOD,
+    DEFAULT_NUM_SEND_RECV_THREADS,
+    DEFAULT_NUM_WORKER_THREADS,
+    DEFAULT_RPC_TIMEOUT_SEC,
+)
 
-__all__ = ["TensorPipeRpcBackendOptions"]
+__all__ = ["ProcessGroupRpcBackendOptions", "TensorPipeRpcBackendOptions"]
 
 DeviceType = int | str | torch.device
 
@@ -63,7 +68,63 @@ class RpcBackendOptions:
         self._init_method = url
 
 
-class TensorPipeRpcBackendOptions(RpcBackendOptions):
+class AgentOptions(RpcBackendOptions):
+    """Options that every backend of ours has, whatever carries its messages."""
+
+    _threads: int
+    _pieces: int = DEFAULT_NUM_SEND_RECV_THREADS
+    _device_maps: dict[str, dict[torch.device, torch.device]]
+    _devices: list[torch.device]
+
+    @property
+    def num_worker_threads(self) -> int:
+        """User functions that may be at work at once; a function waiting for an RPC is not."""
+        return self._threads
+
+    @num_worker_threads.setter
+    def num_worker_threads(self, count: Any) -> None:
+        self._threads = _count(self, "num_worker_threads", count)
+
+    @property
+    def device_maps(self) -> dict[str, dict[torch.device, torch.device]]:
+        """For each callee, where a tensor on one of our devices goes there."""
+        return self._device_maps
+
+    @property
+    def devices(self) -> list[torch.device]:
+        """The local devices that calls may use."""
+        return self._devices
+
+    @devices.setter
+    def devices(self, devices: Sequence[DeviceType]) -> None:
+        self._devices = [_cuda_device(device) for device in devices]
+
+    def set_device_map(self, to: str, device_map: Mapping[DeviceType, DeviceType]) -> None:
+        """Add entries to the device map for callee `to`.
+
+        Raises:
+            ValueError: the map sends two devices to one, or gives a known device a new target.
+        """
+        added = _one_to_one(device_map)
+        known = self._device_maps.get(to, {})
+        for source, target in added.items():
+            if source in known and known[source] != target:
+                raise ValueError(
+                    "`set_device_map` only supports 1-to-1 mapping, trying to map "
+                    f"{source} to {target} and {known[source]}"
+                )
+        self._device_maps[to] = known | added
+
+    def set_devices(self, devices: Sequence[DeviceType]) -> None:
+        """Choose the local devices that calls may use."""
+        self._devices = [_cuda_device(device) for device in devices]
+
+    def _faults(self) -> Any:
+        """What is to go wrong with messages, in tests."""
+        return None
+
+
+class TensorPipeRpcBackendOptions(AgentOptions):
     """Options of the default backend. All arguments are keyword only.
 
     Args:
@@ -97,56 +158,52 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         self._transports = _known("transport", _transports, _TRANSPORTS)
         self._channels = _known("channel", _channels, _CHANNELS)
 
+
+class ProcessGroupRpcBackendOptions(AgentOptions):
+    """Options of the backend that sends its messages through a process group.
+
+    Args:
+        num_send_recv_threads: pieces of large tensors that may be under way at once to one worker, and
+            from one. As many user functions may be at work at once, if that is more than 16.
+        rpc_timeout: seconds a call may take by default; 0 means no limit.
+        init_method: URL of the rendezvous, where no group is given and ``torch.distributed`` has none.
+        process_group: over whose ranks to work: one of ``torch.distributed``, or a communicator of
+            ``mpi4py``. A private one is made from it; nothing is sent on this one.
+
+    Raises:
+        RuntimeError: no threads, or a negative timeout.
+        TypeError: an argument of the wrong type.
+    """
+
+    def __init__(
+        self,
+        num_send_recv_threads: int = DEFAULT_NUM_SEND_RECV_THREADS,
+        rpc_timeout: float = DEFAULT_RPC_TIMEOUT_SEC,
+        init_method: str = DEFAULT_INIT_METHOD,
+        process_group: Any = None,
+    ) -> None:
+        super().__init__(rpc_timeout, init_method)
+        self.num_send_recv_threads = num_send_recv_threads
+        self.process_group = process_group
+        self._device_maps, self._devices = {}, []
+
     @property
-    def num_worker_threads(self) -> int:
-        """User functions that may be at work at once; a function waiting for an RPC is not."""
-        return self._threads
+    def num_send_recv_threads(self) -> int:
+        """Pieces of large tensors that may be under way at once to one worker, and from one."""
+        return self._pieces
 
-    @num_worker_threads.setter
-    def num_worker_threads(self, count: Any) -> None:
-        if isinstance(count, bool) or not isinstance(count, numbers.Integral):
-            raise _incompatible(self, f"num_worker_threads must be an int, not {count!r}")
-        if count < 1:
-            raise RuntimeError(f"num_worker_threads must be positive, got {count}")
-        self._threads = int(count)
+    @num_send_recv_threads.setter
+    def num_send_recv_threads(self, count: Any) -> None:
+        self._pieces = _count(self, "num_send_recv_threads", count)
+        self._threads = max(self._pieces, DEFAULT_NUM_WORKER_THREADS)
 
-    @property
-    def device_maps(self) -> dict[str, dict[torch.device, torch.device]]:
-        """For each callee, where a tensor on one of our devices goes there."""
-        return self._device_maps
 
-    @property
-    def devices(self) -> list[torch.device]:
-        """The local devices that calls may use."""
-        return self._devices
-
-    @devices.setter
-    def devices(self, devices: Sequence[DeviceType]) -> None:
-        self._devices = [_cuda_device(device) for device in devices]
-
-    def set_device_map(self, to: str, device_map: Mapping[DeviceType, DeviceType]) -> None:
-        """Add entries to the device map for callee `to`.
-
-        Raises:
-            ValueError: the map sends two devices to one, or gives a known device a new target.
-        """
-        added = _one_to_one(device_map)
-        known = self._device_maps.get(to, {})
-        for source, target in added.items():
-            if source in known and known[source] != target:
-                raise ValueError(
-                    "`set_device_map` only supports 1-to-1 mapping, trying to map "
-                    f"{source} to {target} and {known[source]}"
-                )
-        self._device_maps[to] = known | added
-
-    def _faults(self) -> Any:
-        """What is to go wrong with messages, in tests."""
-        return None
-
-    def set_devices(self, devices: Sequence[DeviceType]) -> None:
-        """Choose the local devices that calls may use."""
-        self._devices = [_cuda_device(device) for device in devices]
+def _count(options: object, what: str, count: Any) -> int:
+    if isinstance(count, bool) or not isinstance(count, numbers.Integral):
+        raise _incompatible(options, f"{what} must be an int, not {count!r}")
+    if count < 1:
+        raise RuntimeError(f"{what} must be positive, got {count}")
+    return int(count)
 
 
 def _seconds(options: object, seconds: object) -> float:

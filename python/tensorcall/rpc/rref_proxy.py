@@ -3,6 +3,9 @@
 The owner looks the method up in the value, calls it, and follows the future of one that is marked by
 ``functions.async_execution``: one message there and one back. Only ``remote`` has to ask before,
 since a method that does not exist is an error of the call and not of the reference that it returns.
+
+The value of a worker that runs no Python has no methods: the function of that name is called there, with the
+reference as its first argument.
 """
 
 from __future__ import annotations
@@ -41,6 +44,9 @@ class RRefProxy:
 def _invoke_rpc(
     rref: PyRRef, rpc_api: Callable[..., Any], func_name: str, timeout: float, *args: Any, **kwargs: Any
 ) -> Any:
+    if rref._agent._native.is_plain(rref._owner.id):
+        rref._look()
+        return rpc_api(rref.owner(), func_name, args=(rref, *args), kwargs=kwargs, timeout=timeout)
     if rpc_api is api.remote:
         _check_method(rref, func_name, timeout)
     rref._look()

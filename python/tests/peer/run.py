@@ -6,10 +6,12 @@
     python run.py --filter 'RpcTest.test_add'    the tests whose id matches a regular expression
     python run.py --filter ids.txt               the tests whose ids stand in a file
     python run.py --engine torch                 the same on torch's own agent, to compare
+    python run.py --backend process_group        the same through a process group
 
 Ids are those of torch's own run, such as `TensorPipeRpcTest.test_add`. One process loads torch and
 the test classes once and forks a process per test, which forks the test's ranks. A test that runs
-past its limit is killed with all its processes, after they wrote their stacks. Exit status: 0 if
+past its limit is killed with all its processes, after they wrote their stacks. A backend other than the
+default one has a list of tests to skip of its own, `skip_NAME.txt`, besides `skip.txt`. Exit status: 0 if
 all passed, 1 if any failed, 2 if no test was selected.
 """
 
@@ -56,6 +58,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--filter", help="regular expression on ids, or a file of ids")
     parser.add_argument("--list", action="append", help="a list (expected/NAME.txt), or a file of ids")
     parser.add_argument("--engine", choices=["tensorcall", "torch"], default="tensorcall")
+    parser.add_argument("--backend", choices=["tensorpipe", "process_group"], default="tensorpipe")
     parser.add_argument("--jobs", type=int, default=2, help="tests at a time")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds for one test")
     parser.add_argument("--results", type=Path, help="file for the outcomes, as JSON lines")
@@ -106,6 +109,12 @@ def select_ids(options: argparse.Namespace) -> tuple[list[str], list[str]]:
         complaints += [f"{i} is listed but does not exist" for i in missing]
         found = [i for i in found if i in set(wanted)]
     return [i for i in found if pattern.search(i)], complaints
+
+
+def _skips(backend: str) -> dict[str, str]:
+    """The tests that are not run on a backend, and why."""
+    files = [HERE / "skip.txt", HERE / f"skip_{backend}.txt"]
+    return {test_id: why for file in files if file.exists() for test_id, why in read_ids(file).items()}
 
 
 def _list_file(name: str) -> Path:
@@ -171,7 +180,7 @@ def main(arguments: list[str]) -> int:
     import suites
     import witness
 
-    witness.choose_engine(options.engine)
+    witness.choose_engine(options.engine, options.backend)
     for module in options.module:
         suites.add_module(module)
     ids, complaints = select_ids(options)
@@ -182,7 +191,7 @@ def main(arguments: list[str]) -> int:
     from case import Outcome
     from report import Report
 
-    skips = {} if options.no_skips else read_ids(HERE / "skip.txt")
+    skips = {} if options.no_skips else _skips(options.backend)
     report = Report(len(ids) + len(complaints), options.results)
     for complaint in complaints:
         report.add(Outcome(complaint.split()[0], "fail", 0.0, error=complaint))

@@ -20,6 +20,7 @@ FORBIDDEN = "torch's own RPC agent is out of reach in the peer suite"
 """What a process is told that tries to make one of torch's agents."""
 
 _ENGINE_VARIABLE = "TENSORCALL_PEER_ENGINE"
+_BACKEND_VARIABLE = "TENSORCALL_BACKEND"
 
 
 class Demands(Enum):
@@ -33,12 +34,13 @@ class Demands(Enum):
     """Such agents sent calls."""
 
 
-def choose_engine(engine: str) -> None:
-    """Makes `engine` ("tensorcall" or "torch") the one that the tests of this process use.
+def choose_engine(engine: str, backend: str) -> None:
+    """Makes `engine` ("tensorcall" or "torch") the one that the tests of this process use, on `backend`.
 
     Call it before torch is imported. Processes forked later inherit the choice.
     """
     os.environ[_ENGINE_VARIABLE] = engine
+    os.environ[_BACKEND_VARIABLE] = backend
     if engine == "tensorcall":
         import tensorcall
 
@@ -171,7 +173,13 @@ class Witness:
         if agent is not None:
             seen = self._agents.setdefault(
                 id(agent),
-                {"class": _describe(agent), "ours": False, "torchs": _is_torchs(agent), "calls": 0},
+                {
+                    "class": _describe(agent),
+                    "ours": False,
+                    "torchs": _is_torchs(agent),
+                    "group": getattr(agent, "_group", None) is not None,
+                    "calls": 0,
+                },
             )
             if _is_ours(type(agent)):
                 seen["ours"] = True
@@ -250,6 +258,9 @@ def verdict(ranks: list[dict[str, Any]], demands: Demands) -> str | None:
             return f"rank {rank}: one of torch's own agents could be made"
         if any(agent["torchs"] for agent in seen["agents"]):
             return f"rank {rank}: the current agent was torch's"
+        expected = os.environ.get(_BACKEND_VARIABLE) == "process_group"
+        if any(agent["ours"] and agent["group"] != expected for agent in seen["agents"]):
+            return f"rank {rank}: its agent {'is not' if expected else 'is'} on a process group"
         if seen["problems"]:
             return f"rank {rank}: {seen['problems'][0]}"
     ours = any(agent["ours"] for seen in ranks for agent in seen["agents"])

@@ -17,6 +17,8 @@ import torch
 from tensorcall.nn import RemoteModule
 from tensorcall.optim import DistributedOptimizer
 from tensorcall.rpc import (
+    ProcessGroupAgent,
+    ProcessGroupRpcBackendOptions,
     PyRRef,
     RpcAgent,
     RpcBackendOptions,
@@ -75,8 +77,11 @@ def joins(rank: int, url: str) -> None:
     base: RpcBackendOptions = chosen
     where: str = base.init_method
     same: type[TensorPipeRpcBackendOptions] = options.TensorPipeRpcBackendOptions
+    on_group = ProcessGroupRpcBackendOptions(num_send_recv_threads=8, process_group=None)
+    pieces: int = on_group.num_send_recv_threads + constants.DEFAULT_NUM_SEND_RECV_THREADS
+    also: type[ProcessGroupRpcBackendOptions] = options.ProcessGroupRpcBackendOptions
     rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2, rpc_backend_options=same(init_method=where))
-    print(maps, devices, threads)
+    print(maps, devices, threads, pieces, also)
 
 
 def calls(other: WorkerInfo) -> torch.Tensor:
@@ -110,7 +115,7 @@ def knows(agent: RpcAgent) -> tuple[str, int]:
     figures: dict[str, str] = agent.get_metrics() | agent.get_debug_info()
     if isinstance(agent, TensorPipeAgent):
         lost: set[int] = agent.lost_workers()
-        print(lost, agent.rpc_timeout, agent.is_static_group)
+        print(lost, agent.rpc_timeout, agent.is_static_group, isinstance(agent, ProcessGroupAgent))
     agent.sync()
     agent.join(shutdown=True, timeout=1)
     agent.shutdown()

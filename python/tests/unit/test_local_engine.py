@@ -278,6 +278,43 @@ def test_every_hook_runs_once_in_a_pass_without_circles() -> None:
     assert stage.workers[0].context.gradients()[a].tolist() == [20.0, 20.0]
 
 
+def test_a_hook_of_a_leaf_sees_its_whole_gradient_also_if_nothing_else_is_shared() -> None:
+    stage = Stage(2)
+    weight = torch.tensor([2.0], requires_grad=True)
+    seen: list[float] = []
+    weight.register_hook(lambda gradient: seen.append(gradient.item()))
+    ((first,), (second,)) = (stage.move([weight * factor], 1, 0) for factor in (3, 4))
+
+    stage.backward([(first + second).sum()])
+
+    assert seen == [7.0]
+
+
+def test_a_chain_of_calls_runs_every_node_once_and_sums_at_the_leaf_from_the_last_call_on() -> None:
+    for seed in range(5):
+        stage = Stage(2, seed)
+        weight = torch.tensor([0.1], requires_grad=True)
+        runs: list[int] = []
+        state = torch.tensor([1e8], requires_grad=True)
+        for step in range(3):
+            (there,) = stage.move([state], 0, 1)
+            product = there * weight
+            product.register_hook(lambda _, runs=runs, step=step: runs.append(step))
+            (state,) = stage.move([product], 1, 0)
+
+        stage.backward([state.sum()])
+
+        assert runs == [2, 1, 0]
+        # In another order the sum is rounded to something else.
+        (found,) = stage.workers[1].context.gradients().values()
+        inputs, flows = [torch.tensor([1e8])], [torch.ones(1)]
+        for _ in range(2):
+            inputs.append(inputs[-1] * weight.detach())
+            flows.append(flows[-1] * weight.detach())
+        first, second, third = (flow * value for flow, value in zip(flows, reversed(inputs), strict=True))
+        assert found.item() == (first + second + third).item()
+
+
 def test_sparse_gradients_stay_sparse_and_add_up() -> None:
     stage = Stage(2)
     table = torch.nn.Embedding(10, 3, sparse=True)

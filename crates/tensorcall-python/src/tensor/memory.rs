@@ -9,7 +9,7 @@ use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use pyo3::{ffi, intern};
-use tensorcall::engine::buffer::{Buffer, Region};
+use tensorcall::engine::buffer::{Buffer, Region, Target};
 
 use crate::gil::PyOwner;
 
@@ -81,7 +81,7 @@ impl<'a> Memory<'a> {
 
 /// Memory as an object with Python's buffer protocol.
 #[pyclass(frozen, name = "_Memory", module = "tensorcall._tensorcall")]
-pub(super) struct Exported {
+pub(crate) struct Exported {
     start: usize,
     len: usize,
     /// Keeps the memory in place.
@@ -92,9 +92,21 @@ enum Owner {
     Buffer(#[expect(dead_code, reason = "kept, not used")] Buffer),
     Storage(#[expect(dead_code, reason = "kept, not used")] Py<PyAny>),
     Foreign(#[expect(dead_code, reason = "kept, not used")] PyBuffer<u8>),
+    Region(#[expect(dead_code, reason = "kept, not used")] Region),
+    Target(#[expect(dead_code, reason = "kept, not used")] Target),
 }
 
 impl Exported {
+    /// Memory to be sent. Who gets it must not write to it.
+    pub(crate) fn of_region(region: Region) -> Self {
+        Self { start: region.as_ptr().expose_provenance(), len: region.len(), _owner: Owner::Region(region) }
+    }
+
+    /// Memory to be received into, by whoever gets it and nobody else.
+    pub(crate) fn of_target(target: Target) -> Self {
+        Self { start: target.as_ptr().expose_provenance(), len: target.len(), _owner: Owner::Target(target) }
+    }
+
     /// The memory of a message, given away.
     pub(super) fn of_buffer(buffer: Buffer) -> Self {
         Self { start: buffer.as_ptr().expose_provenance(), len: buffer.len(), _owner: Owner::Buffer(buffer) }
@@ -135,7 +147,8 @@ impl Exported {
         // SAFETY: Python passes a view to fill (not null, checked). The memory is `len` bytes long and
         // its owner lives as long as `slf`, of which the view takes a reference. A message's buffer is
         // ours to give away, a tensor may be written to by whom its storage is given, and for the
-        // memory of another object `of_foreign` tells its callers not to.
+        // memory of another object or of a message to be sent `of_foreign` and `of_region` tell their callers
+        // not to. A target is its owner's alone.
         let rc = unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), memory, len, 0, flags) };
         if rc == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
     }

@@ -23,6 +23,7 @@ mod torch;
 mod writer;
 
 pub(crate) use bytes::add_to;
+pub(crate) use memory::Exported;
 pub(crate) use reader::{read_tensors, read_tensors_by};
 pub(crate) use torch::{Path, TorchApi};
 pub(crate) use writer::TensorWriter;

@@ -33,6 +33,7 @@ pub(crate) enum Path {
 pub(crate) struct TorchApi {
     stable: Option<Stable>,
     tensor_type: Py<PyType>,
+    parameter_type: Py<PyAny>,
     strided: Py<PyAny>,
     /// Torch's dtype objects by wire code; `None` where this torch has none.
     dtypes: Vec<Option<Py<PyAny>>>,
@@ -152,6 +153,7 @@ impl TorchApi {
         Ok(Self {
             stable,
             tensor_type: torch.getattr("Tensor")?.cast_into::<PyType>()?.unbind(),
+            parameter_type: torch.getattr("nn")?.getattr("Parameter")?.unbind(),
             strided: torch.getattr("strided")?.unbind(),
             dtypes,
             by_object,
@@ -164,6 +166,18 @@ impl TorchApi {
     /// Whether `object` is of the exact type `torch.Tensor`.
     pub(crate) fn is_exact_tensor(&self, object: &Bound<'_, PyAny>) -> bool {
         object.get_type_ptr().cast::<ffi::PyObject>() == self.tensor_type.as_ptr()
+    }
+
+    /// The plain tensor that a parameter of a module is, with the same place in the graph; `None` for others.
+    pub(crate) fn tensor_of_parameter<'py>(
+        &self,
+        object: &Bound<'py, PyAny>,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let py = object.py();
+        if object.get_type_ptr().cast::<ffi::PyObject>() != self.parameter_type.as_ptr() {
+            return Ok(None);
+        }
+        object.call_method1(intern!(py, "as_subclass"), (&self.tensor_type,)).map(Some)
     }
 
     /// Reads what `tensor` is made of, if it is plain: of the exact type, dense, strided, on the CPU.

@@ -73,6 +73,14 @@ impl<'py> TensorWriter<'py> {
         self.api.is_exact_tensor(object)
     }
 
+    /// The plain tensor that a parameter of a module is, with the same place in the graph; `None` for others.
+    pub(crate) fn tensor_of_parameter(
+        &self,
+        object: &Bound<'py, PyAny>,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        self.api.tensor_of_parameter(object)
+    }
+
     /// Adds a tensor and returns its index, the same one for the same object.
     ///
     /// # Errors
@@ -99,6 +107,12 @@ impl<'py> TensorWriter<'py> {
     /// Whether no tensor was added.
     pub(crate) fn is_empty(&self) -> bool {
         self.entries.is_empty()
+    }
+
+    /// The tensors that need gradients, in their order.
+    pub(crate) fn recorded(&self) -> Vec<Bound<'py, PyAny>> {
+        let recorded = self.entries.iter().filter(|entry| entry.plain.requires_grad);
+        recorded.map(|entry| entry.tensor.clone()).collect()
     }
 
     fn append(&mut self, tensor: &Bound<'py, PyAny>) -> PyResult<Result<u32, Unfit>> {

@@ -33,7 +33,7 @@ mod shutdown;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tensorcall_proto::ids::{Identity, Incarnation, Life, MessageId, Rank, WorkerName};
 use tensorcall_proto::in_flight::Window;
@@ -65,8 +65,10 @@ use crate::fork::Home;
 use crate::future::RpcFuture;
 use crate::sync::Mutex;
 use crate::transport::alarm::Alarm;
+use crate::transport::group::{GroupTransport, ProcessGroup};
 use crate::transport::memory::{Hub, MemoryTransport};
-use crate::transport::reactor::{Credentials, Reactor};
+use crate::transport::proving::Credentials;
+use crate::transport::reactor::Reactor;
 use crate::transport::{Events, Link, LinkId, Outbound, Transport, socket};
 
 /// A worker's agent. Cheap to clone; [`Agent::close`] ends it, and so does dropping the last clone.
@@ -145,6 +147,7 @@ pub(crate) struct Inner {
 
 struct Transports {
     memory: MemoryTransport,
+    group: Option<GroupTransport>,
     reactor: Reactor,
 }
 
@@ -187,7 +190,7 @@ impl Agent {
         if !config.tcp_only {
             listeners.insert(0, socket::listen_unix(&name)?);
         }
-        Self::start_with(config, handler, incarnation, &Hub::new(), listeners)
+        Self::start_with(config, handler, incarnation, &Hub::new(), listeners, None)
     }
 
     /// Starts an agent that can be reached through `hub` alone. Many such agents live in one process.
@@ -196,7 +199,64 @@ impl Agent {
     ///
     /// [`ErrorKind::Io`] if it cannot start its thread.
     pub fn start_in_memory(config: AgentConfig, handler: Arc<dyn Handler>, hub: &Arc<Hub>) -> Result<Self> {
-        Self::start_with(config, handler, Incarnation::new(random()?), hub, Vec::new())
+        Self::start_with(config, handler, Incarnation::new(random()?), hub, Vec::new(), None)
+    }
+
+    /// Starts an agent that can be reached through `group` alone, and listens nowhere. Nobody else may use
+    /// that group. Whoever is in it is of the job, so the secret may be empty.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Usage`] if the ranks in `config` and `group` differ, [`ErrorKind::Io`] if it cannot
+    /// start its thread.
+    pub fn start_over_group(
+        config: AgentConfig,
+        handler: Arc<dyn Handler>,
+        group: Arc<dyn ProcessGroup>,
+    ) -> Result<Self> {
+        if u32::from(config.rank.get()) != group.rank() {
+            let (rank, other) = (config.rank, group.rank());
+            return Err(Error::usage(format!(
+                "the worker's rank is {rank}, but {other} in its process group"
+            )));
+        }
+        let incarnation = Incarnation::new(random()?);
+        Self::start_with(config, handler, incarnation, &Hub::new(), Vec::new(), Some(group))
+    }
+
+    /// Tells the other workers of the process group who this is, learns who they are, and opens this agent.
+    /// All of them call it.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Usage`] if the agent has no process group or names repeat, [`ErrorKind::Timeout`] if
+    /// not all come within `limit`.
+    pub fn meet(&self, limit: Duration) -> Result<()> {
+        self.inner.check_home()?;
+        let transports = self.inner.transports.get();
+        let Some(group) = transports.and_then(|transports| transports.group.as_ref()) else {
+            return Err(Error::usage("the agent was not started over a process group"));
+        };
+        let (name, contact) = (self.identity().name.as_str(), self.contact());
+        let text = serde_json::to_string(&(name, contact)).unwrap_or_default();
+        let texts = group.group().all_gather(text.as_bytes(), now() + limit);
+        let texts = texts.map_err(|error| {
+            let text = format!("the workers of the process group did not all say who they are: {error}");
+            Error::new(ErrorKind::Timeout, text)
+        })?;
+        let read = |(rank, text): (u32, Vec<u8>)| {
+            let unreadable = |why: &dyn std::fmt::Display| {
+                Error::usage(format!(
+                    "what rank {rank} of the process group says of itself is invalid: {why}"
+                ))
+            };
+            let (name, contact): (String, String) =
+                serde_json::from_slice(&text).map_err(|error| unreadable(&error))?;
+            let name = WorkerName::parse(&name).map_err(|error| unreadable(&error))?;
+            let rank = Rank::new(rank).ok_or_else(|| unreadable(&"there is no such rank"))?;
+            PeerInfo::from_contact(name, rank, &contact)
+        };
+        self.open((0..).zip(texts).map(read).collect::<Result<_>>()?)
     }
 
     fn start_with(
@@ -205,6 +265,7 @@ impl Agent {
         incarnation: Incarnation,
         hub: &Arc<Hub>,
         listeners: Vec<socket::ListenSocket>,
+        group: Option<Arc<dyn ProcessGroup>>,
     ) -> Result<Self> {
         let me = Identity { name: config.name.clone(), rank: config.rank, incarnation };
         let buffers = BufferPool::new(config.max_idle_memory);
@@ -244,8 +305,14 @@ impl Agent {
         let weak = Arc::downgrade(&inner);
         let events: Weak<dyn Events> = weak.clone();
         let memory = hub.join(me, events.clone(), limits);
-        let reactor = Reactor::start(events, alarm, credentials, listeners, limits, buffers)?;
-        if inner.transports.set(Transports { memory, reactor }).is_err() {
+        let window = inner.config.group_threads.get();
+        let reactor = {
+            let (credentials, buffers) = (credentials.clone(), Arc::clone(&buffers));
+            Reactor::start(events.clone(), alarm, credentials, listeners, limits, buffers)?
+        };
+        let group =
+            group.map(|group| GroupTransport::start(group, events, credentials, window, limits, buffers));
+        if inner.transports.set(Transports { memory, group, reactor }).is_err() {
             return Err(Error::usage("an agent is started once"));
         }
         let end = Arc::new(EndOnDrop(weak));
@@ -435,12 +502,40 @@ impl Agent {
         self.inner.quiesce(leaving, limit)
     }
 
+    /// Waits until every message of the whole group, and every one that was made because of it, has been
+    /// processed: [`Agent::quiesce`] for an agent that goes on.
+    ///
+    /// # Errors
+    ///
+    /// As [`Agent::quiesce`].
+    pub fn sync(&self, limit: Option<Instant>) -> Result<()> {
+        self.quiesce(false, limit)
+    }
+
+    /// As [`Agent::sync`], for an agent that makes no further calls of its own and closes next.
+    ///
+    /// # Errors
+    ///
+    /// As [`Agent::quiesce`].
+    pub fn join(&self, limit: Option<Instant>) -> Result<()> {
+        self.quiesce(true, limit)
+    }
+
     /// Ends the agent: calls under way fail, requests are no longer run, connections are closed. After
     /// [`Agent::quiesce`] nothing is lost by it. What is still queued to peers is sent until `limit`.
     /// Functions that run are not waited for. Doing it again is harmless.
     pub fn close(&self, graceful: bool, limit: Instant) {
         if self.is_here() {
             self.inner.close(graceful, limit);
+        }
+    }
+
+    /// Says goodbye to the workers of the process group and ends all work on it, until `limit` at the latest;
+    /// calls to them then wait for their deadlines. For a process that ends; nothing happens without a
+    /// process group.
+    pub fn leave_group(&self, limit: Instant) {
+        if self.is_here() {
+            self.inner.leave_group(limit);
         }
     }
 
@@ -512,8 +607,11 @@ impl Inner {
     }
 
     fn transports(&self) -> impl Iterator<Item = &dyn Transport> {
-        let both = self.transports.get();
-        both.into_iter().flat_map(|both| [&both.memory as &dyn Transport, &both.reactor])
+        let all = self.transports.get();
+        all.into_iter().flat_map(|Transports { memory, group, reactor }| {
+            let group = group.as_ref().map(|group| group as &dyn Transport);
+            [Some(memory as &dyn Transport), group, Some(reactor)].into_iter().flatten()
+        })
     }
 
     fn is_closed(&self) -> bool {

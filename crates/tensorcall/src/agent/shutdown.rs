@@ -23,7 +23,7 @@ use super::peers::Peer;
 use super::{Inner, LinkEntry};
 use crate::clock::now;
 use crate::error::{Error, ErrorKind, Result};
-use crate::transport::{Link, Outbound};
+use crate::transport::{Link, Outbound, Transport};
 
 /// How long an agent that closes lets functions end before its peers see it leave.
 const LAST_WORDS: Duration = Duration::from_millis(50);
@@ -252,11 +252,21 @@ impl Inner {
         self.close_rrefs();
         self.group.changed.notify_all();
         let reason = if graceful { GoodbyeReason::Graceful } else { GoodbyeReason::Forced };
-        for link in self.open_links() {
+        for link in self.open_links(|_| true) {
             link.send(Outbound::plain(Message::Goodbye { reason }));
         }
         self.transports().for_each(|transport| transport.stop(limit));
         self.links.lock().clear();
+    }
+
+    pub(super) fn leave_group(&self, limit: Instant) {
+        let Some(group) = self.transports.get().and_then(|transports| transports.group.as_ref()) else {
+            return;
+        };
+        for link in self.open_links(|identity| *identity != self.me) {
+            link.send(Outbound::plain(Message::Goodbye { reason: GoodbyeReason::Forced }));
+        }
+        group.stop(limit);
     }
 
     fn fail_own_calls(&self) {
@@ -269,13 +279,15 @@ impl Inner {
         }
     }
 
-    fn open_links(&self) -> Vec<Arc<dyn Link>> {
+    /// The links with workers that `with` says yes to.
+    fn open_links(&self, with: impl Fn(&Identity) -> bool) -> Vec<Arc<dyn Link>> {
         let accepted = |entry: &LinkEntry| match entry {
-            LinkEntry::Accepted(_, link) => Some(Arc::clone(link)),
-            LinkEntry::Outgoing(_) => None,
+            LinkEntry::Accepted(peer, link) if with(peer) => Some(Arc::clone(link)),
+            _ => None,
         };
         let mut links: Vec<_> = self.links.lock().values().filter_map(accepted).collect();
-        links.extend(self.peers().iter().flat_map(|peer| peer.state.lock().links()));
+        let peers = self.peers().into_iter().filter(|peer| with(&peer.info.identity));
+        links.extend(peers.flat_map(|peer| peer.state.lock().links()));
         links
     }
 }

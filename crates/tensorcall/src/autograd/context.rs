@@ -12,7 +12,7 @@ use crate::error::{Error, ErrorKind, Result};
 /// A distributed forward and backward pass: what calls do in it is recorded.
 ///
 /// The tensors that such calls bring to other workers and back are part of one graph. The context has one
-/// number on all workers that calls lead to. Dropping what [`Contexts::begin`] gave releases it everywhere,
+/// number on all workers that calls lead to. Dropping what [`Context::begin`] gave releases it everywhere,
 /// with its gradients.
 pub struct Context {
     tape: Arc<Tape>,
@@ -23,20 +23,12 @@ pub struct Context {
 
 impl Context {
     /// Begins a context on the worker of these contexts.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::Usage`] if the worker has no agent yet.
-    pub fn begin(contexts: &Arc<Contexts>) -> Result<Self> {
+    pub(crate) fn begin_in(contexts: &Arc<Contexts>) -> Result<Self> {
         Ok(Self { tape: contexts.begin()?, contexts: Arc::clone(contexts), is_own: true })
     }
 
     /// The context of this number, which a call has brought here. It ends with whoever began it.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::Autograd`] if it is not here.
-    pub fn find(contexts: &Arc<Contexts>, id: u64) -> Result<Self> {
+    pub(crate) fn find_in(contexts: &Arc<Contexts>, id: u64) -> Result<Self> {
         let missing = || Error::new(ErrorKind::Autograd, format!("there is no autograd context {id} here"));
         let tape = contexts.find(id).ok_or_else(missing)?;
         Ok(Self { tape, contexts: Arc::clone(contexts), is_own: false })
@@ -58,12 +50,14 @@ impl Context {
     }
 
     /// What this worker has of it.
-    pub fn tape(&self) -> &Arc<Tape> {
+    #[cfg(feature = "candle")]
+    pub(crate) fn tape(&self) -> &Arc<Tape> {
         &self.tape
     }
 
     /// All contexts of this worker.
-    pub fn contexts(&self) -> &Arc<Contexts> {
+    #[cfg(feature = "candle")]
+    pub(crate) fn contexts(&self) -> &Arc<Contexts> {
         &self.contexts
     }
 }

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use tensorcall_proto::wire::ValueWriter;
 use tensorcall_proto::wire::message::{AutogradRef, Encoding, FunctionRef};
 
 use super::scope::{self, Entered};
-use super::tape::{Node, Tape, WORKER_SHIFT, sender};
+use super::tape::{Graph, Slot, Tape, WORKER_SHIFT, sender};
 use crate::agent::{Agent, CallError, Inner, Request};
 use crate::body::Body;
 use crate::clock::now;
@@ -25,7 +26,7 @@ use crate::sync::Mutex;
 pub const RELEASE: &str = "tensorcall.autograd._release:release_here";
 
 /// How long a worker has to answer that it knows of the end, and how often it is told.
-const TELL_TIMEOUT: Duration = Duration::from_secs(60);
+const TELL_TIMEOUT: Duration = Duration::from_mins(1);
 const TELL_ATTEMPTS: u32 = 5;
 /// So many contexts of others begin here before those of lost workers are looked for.
 const SWEEP_EVERY: u32 = 64;
@@ -54,7 +55,9 @@ impl Contexts {
 
     /// Be those of this agent's worker; of the first that is given.
     pub fn join(&self, agent: &Agent) {
-        let _ = self.agent.set((agent.identity().rank, agent.weak()));
+        if self.agent.get().is_none() {
+            let _ = self.agent.set((agent.identity().rank, agent.weak()));
+        }
     }
 
     /// Begins a context on this worker.
@@ -105,32 +108,32 @@ impl Contexts {
 
     /// A call to `to` is about to be made whose arguments have these tensors in graphs. `None` if no
     /// context is open here: it is like any other call then.
-    pub fn request(&self, to: Rank, nodes: Vec<Node>) -> Result<Option<Outgoing>> {
+    pub fn request(&self, to: Rank, tensors: Vec<Graph>) -> Result<Option<Outgoing>> {
         let Some(tape) = scope::current().filter(|tape| tape.is_of(self)) else { return Ok(None) };
-        let message = if nodes.is_empty() { None } else { Some(self.new_message()?) };
+        let message = if tensors.is_empty() { None } else { Some(self.new_message()?) };
         tape.begin_call();
-        tape.send(to, message, nodes);
+        tape.send(to, message, tensors);
         let Some(contexts) = self.this.upgrade() else { return Ok(None) };
-        Ok(Some(Outgoing { contexts, tape, message, answered: false }))
+        Ok(Some(Outgoing { contexts, tape, message, answered: AtomicBool::new(false) }))
     }
 
     /// A call of `to` in a context is about to be answered with these tensors. `None` if there are none.
-    pub fn reply(&self, context: u64, to: Rank, nodes: Vec<Node>) -> Result<Option<AutogradRef>> {
-        if nodes.is_empty() {
+    pub fn reply(&self, context: u64, to: Rank, tensors: Vec<Graph>) -> Result<Option<AutogradRef>> {
+        if tensors.is_empty() {
             return Ok(None);
         }
         // Who fetches a value may be the first to bring its context here.
         let tape = self.enter(context);
         let message = self.new_message()?;
-        tape.send(to, Some(message), nodes);
+        tape.send(to, Some(message), tensors);
         Ok(Some(AutogradRef { context, message: Some(message) }))
     }
 
     /// A message that belongs to a context has brought these tensors, those of its table that need gradients.
-    pub fn received(&self, mark: AutogradRef, nodes: Vec<Option<Node>>) {
-        if let (Some(message), Some(tape)) = (mark.message, self.find(mark.context)) {
-            tape.receive(message, nodes);
-        }
+    /// False if that context has ended here: then nobody asks for their gradients.
+    pub fn received(&self, mark: AutogradRef, tensors: Vec<Arc<Slot>>) -> bool {
+        let (Some(message), Some(tape)) = (mark.message, self.find(mark.context)) else { return false };
+        tape.receive(message, tensors)
     }
 
     /// Runs what follows on this thread in the context that a request has brought.
@@ -150,7 +153,8 @@ impl Contexts {
         self.agent.get().map(|(rank, _)| *rank).ok_or_else(missing)
     }
 
-    fn agent(&self) -> Option<Agent> {
+    /// The agent of this worker, if it is still there.
+    pub(crate) fn agent(&self) -> Option<Agent> {
         self.agent.get()?.1.upgrade()?.agent()
     }
 
@@ -199,7 +203,7 @@ pub struct Outgoing {
     contexts: Arc<Contexts>,
     tape: Arc<Tape>,
     message: Option<u64>,
-    answered: bool,
+    answered: AtomicBool,
 }
 
 impl Outgoing {
@@ -209,17 +213,22 @@ impl Outgoing {
     }
 
     /// The callee has answered, whatever.
-    pub fn answered(mut self) {
-        self.answered = true;
+    pub fn answered(&self) {
+        self.answered.store(true, Ordering::Relaxed);
     }
 }
 
 impl Drop for Outgoing {
     fn drop(&mut self) {
-        if let (false, Some(message)) = (self.answered, self.message) {
+        if let (false, Some(message)) = (*self.answered.get_mut(), self.message) {
             self.tape.unsent(message);
         }
-        self.contexts.tell(self.tape.id(), self.tape.end_call());
+        let (id, ranks) = (self.tape.id(), self.tape.end_call());
+        if let (false, Some(agent)) = (ranks.is_empty(), self.contexts.agent()) {
+            // This may be a thread that must not call.
+            let contexts = Arc::clone(&self.contexts);
+            agent.spawn(move || contexts.tell(id, ranks));
+        }
     }
 }
 
@@ -287,5 +296,167 @@ fn release_request(id: u64) -> Request {
         timeout: Some(TELL_TIMEOUT),
         deadline: None,
         creates: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use super::super::Context;
+    use super::*;
+    use crate::agent::{Handler, InboundCall, PeerInfo, Responder, ThreadHook};
+    use crate::config::AgentConfig;
+    use crate::transport::memory::Hub;
+    use tensorcall_proto::ids::WorkerName;
+    use tensorcall_proto::wire::message::FailureKind;
+    use tensorcall_proto::wire::{Limits, Value};
+
+    /// A worker that knows contexts and nothing else.
+    struct Worker(Arc<Contexts>);
+
+    impl ThreadHook for Worker {
+        fn run(&self, body: &mut (dyn FnMut() + Send)) {
+            body();
+        }
+    }
+
+    impl Handler for Worker {
+        fn handle(&self, call: InboundCall, responder: Responder) {
+            if call.function.as_deref() == Some(RELEASE) {
+                self.0.release(released(call.body.payload.as_ref()));
+            } else if let Some(mark) = responder.autograd() {
+                drop(self.0.scope(mark));
+            }
+            responder.failed(FailureKind::Usage, "as asked".to_owned());
+        }
+    }
+
+    fn released(payload: &[u8]) -> u64 {
+        match Value::decode(payload, &Limits::default()).unwrap() {
+            Value::Tuple(parts) => match &parts[..] {
+                [Value::Tuple(args), Value::Map(_)] => match args[..] {
+                    [Value::Int(id)] => id.cast_unsigned(),
+                    _ => panic!("{args:?}"),
+                },
+                _ => panic!("{parts:?}"),
+            },
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn group(count: u32) -> (Vec<Agent>, Vec<Arc<Contexts>>) {
+        let hub = Hub::new();
+        let start = |number: u32| {
+            let name = WorkerName::parse(&format!("worker{number}")).unwrap();
+            let contexts = Contexts::new();
+            let handler = Arc::new(Worker(Arc::clone(&contexts)));
+            let config = AgentConfig::new(name, Rank::new(number).unwrap());
+            let agent = Agent::start_in_memory(config, handler, &hub).unwrap();
+            contexts.join(&agent);
+            (agent, contexts)
+        };
+        let (agents, contexts): (Vec<_>, Vec<_>) = (0..count).map(start).unzip();
+        for agent in &agents {
+            let info = |agent: &Agent| {
+                let me = agent.identity();
+                PeerInfo::from_contact(me.name.clone(), me.rank, &agent.contact()).unwrap()
+            };
+            agent.open(agents.iter().map(info).collect()).unwrap();
+        }
+        (agents, contexts)
+    }
+
+    /// A call that carries the context which is open, if one is.
+    fn call(agent: &Agent, contexts: &Contexts, to: u32) -> Option<AutogradRef> {
+        let to = Rank::new(to).unwrap();
+        let outgoing = contexts.request(to, Vec::new()).unwrap();
+        let mark = outgoing.as_ref().map(Outgoing::mark);
+        let mut request = release_request(0);
+        request.function = FunctionRef::Name("anything".to_owned());
+        request.body.autograd = mark;
+        let future = agent.call(to, request).unwrap();
+        assert!(future.wait_until(Some(now() + Duration::from_secs(20))));
+        if let Some(outgoing) = outgoing {
+            outgoing.answered();
+        }
+        mark
+    }
+
+    fn await_empty(contexts: &Contexts) {
+        let limit = now() + Duration::from_secs(20);
+        while !contexts.is_empty() {
+            assert!(now() < limit, "a context does not end");
+            std::thread::park_timeout(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn a_context_goes_where_calls_go_and_ends_everywhere() {
+        let (agents, contexts) = group(3);
+        let context = Context::begin_in(&contexts[0]).unwrap();
+        assert_eq!(call(&agents[0], &contexts[0], 1), None);
+        {
+            let _inside = context.enter();
+            assert_eq!(call(&agents[0], &contexts[0], 1).unwrap().context, context.id());
+            // That thread's context is none of theirs.
+            assert_eq!(call(&agents[1], &contexts[1], 2), None);
+        }
+        {
+            let there = Context::find_in(&contexts[1], context.id()).unwrap();
+            let _inside = there.enter();
+            call(&agents[1], &contexts[1], 2);
+        }
+        assert!(contexts.iter().all(|contexts| contexts.len() == 1));
+
+        drop(context);
+
+        for contexts in &contexts {
+            await_empty(contexts);
+        }
+    }
+
+    #[test]
+    fn ids_say_whose_they_are_and_are_never_the_same() {
+        let (_agents, contexts) = group(2);
+        let barrier = Barrier::new(4);
+        let many = || {
+            barrier.wait();
+            (0..50).map(|_| contexts[1].new_message().unwrap()).collect::<Vec<_>>()
+        };
+
+        let mut ids = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..4).map(|_| scope.spawn(many)).collect();
+            threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+        });
+        ids.sort_unstable();
+        ids.dedup();
+
+        assert_eq!(ids.len(), 200);
+        assert!(ids.iter().all(|id| id >> WORKER_SHIFT == 1));
+    }
+
+    #[test]
+    fn contexts_of_lost_workers_end_when_many_have_come() {
+        let (agents, contexts) = group(2);
+        contexts[0].enter(1 << WORKER_SHIFT);
+        agents[1].close(false, now());
+        let limit = now() + Duration::from_secs(20);
+        while agents[0].gone().is_empty() {
+            let _ = agents[0].try_call(Rank::new(1).unwrap(), release_request(0));
+            assert!(now() < limit, "the worker is not lost");
+        }
+
+        for own in 0..u64::from(SWEEP_EVERY) {
+            contexts[0].enter(own);
+        }
+
+        assert!(contexts[0].find(1 << WORKER_SHIFT).is_none());
+        assert!(contexts[0].find(5).is_some());
+    }
+
+    #[test]
+    fn without_an_agent_there_are_no_contexts() {
+        assert!(Context::begin_in(&Contexts::new()).is_err());
     }
 }

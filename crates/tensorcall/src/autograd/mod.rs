@@ -22,4 +22,4 @@ pub use contexts::{Contexts, Outgoing, RELEASE};
 pub(crate) use engine::NO_ENGINE;
 pub use engine::{Arrived, Found, LocalEngine, PassError, Roots};
 pub use scope::{Entered, Within};
-pub use tape::{Node, Receipt, Sending, Tape};
+pub use tape::{Graph, Node, Receipt, Sending, Slot, Tape};

@@ -6,12 +6,56 @@ use std::fmt;
 use std::sync::{Arc, OnceLock, Weak};
 
 use tensorcall_proto::ids::Rank;
+use tensorcall_proto::wire::tensor::{DType, TensorDesc};
 
 use super::contexts::Contexts;
 use crate::sync::Mutex;
 
-/// A tensor of a message as the graph of a tensor library has it; the local engine knows what it is.
+/// A tensor as the graph of a tensor library has it; the local engine knows what it is.
 pub type Node = Arc<dyn Any + Send + Sync>;
+
+/// Where a tensor of a message is in the graphs of its worker.
+#[derive(Clone)]
+pub enum Graph {
+    /// The tensor was made from this node.
+    Made(Node),
+    /// A message brought it.
+    Received(Arc<Slot>),
+}
+
+/// A tensor that a message brought, and the node that it becomes when somebody computes with it.
+pub struct Slot {
+    /// The type of its elements.
+    pub dtype: DType,
+    /// The size of each dimension.
+    pub shape: Vec<u64>,
+    node: OnceLock<Node>,
+}
+
+impl Slot {
+    /// A tensor like that, of which no graph knows yet.
+    pub fn of(desc: &TensorDesc) -> Arc<Self> {
+        Arc::new(Self { dtype: desc.dtype, shape: desc.shape.clone(), node: OnceLock::new() })
+    }
+
+    /// Its node, if somebody has computed with it.
+    pub fn node(&self) -> Option<&Node> {
+        self.node.get()
+    }
+
+    /// Its node, which `make` makes for the first who asks.
+    ///
+    /// # Errors
+    ///
+    /// Those of `make`.
+    pub fn node_or<E>(&self, make: impl FnOnce() -> Result<Node, E>) -> Result<&Node, E> {
+        if let Some(node) = self.node.get() {
+            return Ok(node);
+        }
+        let node = make()?;
+        Ok(self.node.get_or_init(|| node))
+    }
+}
 
 /// The ranks of workers, above the counters, in the numbers of contexts and messages.
 pub(super) const WORKER_SHIFT: u32 = 48;
@@ -24,7 +68,7 @@ pub struct Sending {
     /// Who receives it.
     pub to: Rank,
     /// Its tensors that need gradients, in their order.
-    pub nodes: Vec<Node>,
+    pub tensors: Vec<Graph>,
 }
 
 /// A recv function: the tensors that a message brought.
@@ -34,8 +78,8 @@ pub struct Receipt {
     pub message: u64,
     /// Who sent it.
     pub from: Rank,
-    /// Its tensors that need gradients, in their order; `None` for those that nobody has read.
-    pub nodes: Vec<Option<Node>>,
+    /// Its tensors that need gradients, in their order.
+    pub tensors: Vec<Arc<Slot>>,
 }
 
 /// What one worker has of an autograd context.
@@ -99,14 +143,14 @@ impl Tape {
     }
 
     /// A message takes the context, and these tensors, to `to`.
-    pub(super) fn send(&self, to: Rank, message: Option<u64>, nodes: Vec<Node>) {
+    pub(super) fn send(&self, to: Rank, message: Option<u64>, tensors: Vec<Graph>) {
         let mut state = self.state.lock();
         if state.ended {
             return;
         }
         state.known.insert(to);
         if let Some(message) = message {
-            state.sent.push(Sending { message, to, nodes });
+            state.sent.push(Sending { message, to, tensors });
         }
     }
 
@@ -120,11 +164,11 @@ impl Tape {
     }
 
     /// A message has brought these tensors.
-    pub(super) fn receive(&self, message: u64, nodes: Vec<Option<Node>>) {
+    pub(super) fn receive(&self, message: u64, tensors: Vec<Arc<Slot>>) -> bool {
         let mut state = self.state.lock();
-        if let (false, Some(from)) = (state.ended, sender(message)) {
-            state.received.push(Receipt { message, from, nodes });
-        }
+        let (false, Some(from)) = (state.ended, sender(message)) else { return false };
+        state.received.push(Receipt { message, from, tensors });
+        true
     }
 
     /// A call in the context is made.
@@ -136,7 +180,7 @@ impl Tape {
     pub(super) fn end_call(&self) -> BTreeSet<Rank> {
         let mut state = self.state.lock();
         state.open_calls = state.open_calls.saturating_sub(1);
-        state.to_tell()
+        state.farewell()
     }
 
     /// Ends, here. Returns the workers to be told; none yet while calls have no outcome.
@@ -144,7 +188,7 @@ impl Tape {
         let mut state = self.state.lock();
         state.ended = true;
         let graphs = (std::mem::take(&mut state.sent), std::mem::take(&mut state.received));
-        let known = state.to_tell();
+        let known = state.farewell();
         drop(state);
         // Freeing a graph may run code of the program: not under the lock.
         drop(graphs);
@@ -153,7 +197,7 @@ impl Tape {
 }
 
 impl State {
-    fn to_tell(&mut self) -> BTreeSet<Rank> {
+    fn farewell(&mut self) -> BTreeSet<Rank> {
         if self.ended && self.open_calls == 0 { std::mem::take(&mut self.known) } else { BTreeSet::new() }
     }
 }
@@ -169,17 +213,32 @@ impl fmt::Debug for Tape {
     }
 }
 
+impl fmt::Debug for Graph {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Made(_) => "Made",
+            Self::Received(_) => "Received",
+        })
+    }
+}
+
+impl fmt::Debug for Slot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Slot").field("dtype", &self.dtype).field("shape", &self.shape).finish_non_exhaustive()
+    }
+}
+
 impl fmt::Debug for Sending {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { message, to, nodes } = self;
-        write!(f, "Sending {{ message: {message}, to: {to}, {} tensors }}", nodes.len())
+        let Self { message, to, tensors } = self;
+        write!(f, "Sending {{ message: {message}, to: {to}, {} tensors }}", tensors.len())
     }
 }
 
 impl fmt::Debug for Receipt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { message, from, nodes } = self;
-        write!(f, "Receipt {{ message: {message}, from: {from}, {} tensors }}", nodes.len())
+        let Self { message, from, tensors } = self;
+        write!(f, "Receipt {{ message: {message}, from: {from}, {} tensors }}", tensors.len())
     }
 }
 
@@ -211,11 +270,11 @@ mod tests {
     #[test]
     fn a_tape_that_has_ended_takes_nothing_in() {
         let tape = tape();
-        tape.send(rank(3), Some(1), vec![Arc::new("tensor")]);
+        tape.send(rank(3), Some(1), vec![Graph::Made(Arc::new("tensor"))]);
         tape.end();
 
-        tape.send(rank(4), Some(2), vec![Arc::new("tensor")]);
-        tape.receive(7, vec![None]);
+        tape.send(rank(4), Some(2), vec![Graph::Made(Arc::new("tensor"))]);
+        tape.receive(7, vec![Slot::of(&TensorDesc::contiguous(DType::Float32, vec![1], 0))]);
 
         assert!(tape.sent().is_empty() && tape.received().is_empty() && tape.known().is_empty());
     }
@@ -224,7 +283,7 @@ mod tests {
     fn a_message_that_had_no_answer_is_no_source() {
         let tape = tape();
         for message in [1, 2] {
-            tape.send(rank(3), Some(message), vec![Arc::new("tensor")]);
+            tape.send(rank(3), Some(message), vec![Graph::Made(Arc::new("tensor"))]);
         }
 
         tape.unsent(1);

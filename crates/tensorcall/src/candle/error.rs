@@ -5,55 +5,42 @@ use tensorcall_proto::wire::tensor::DType;
 use crate::autograd::PassError;
 use crate::error::{Error, ErrorKind};
 
-pub(crate) type Result<T, E = Problem> = std::result::Result<T, E>;
+pub(super) type Result<T, E = Problem> = std::result::Result<T, E>;
 
-/// Why something cannot go from candle into a message, or from a message into candle.
+/// Why something cannot go from candle into a message or the other way round, or a pass not on.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum Problem {
-    /// Candle itself says so.
+pub(super) enum Problem {
     #[error("candle: {0}")]
     Candle(#[from] candle_core::Error),
-    /// Messages have no such elements.
+    #[error("{0}")]
+    Own(#[from] Error),
     #[error("tensors of candle's {0:?} cannot be sent")]
     DType(candle_core::DType),
-    /// Candle has no such elements.
     #[error("candle has no tensors of {0}")]
     Unknown(DType),
-    /// Complex conjugates, or negated on reading.
-    #[error("candle has no tensors that are conjugated or negated on reading")]
-    Flags,
-    /// Its elements are not where it says.
-    #[error("a tensor does not fit its memory")]
+    #[error("a tensor of candle is not where it says that it is")]
     Layout,
-    /// It is on a device.
-    #[error("a tensor is not in main memory")]
-    NotInMemory,
-    /// Gradients came in a form that only Python reads.
-    #[error("gradients came pickled, which only Python workers can read")]
-    Pickled,
-    /// Gradients do not fit the tensors of their message.
     #[error("the gradients that came for message {message} do not fit its tensors: {why}")]
-    Gradients {
-        /// The message.
-        message: u64,
-        /// What is wrong.
-        why: String,
-    },
-    /// There is no such pass.
-    #[error("there is no backward pass {0} here")]
-    NoPass(String),
-    /// The roots are those of another tensor library.
+    Gradients { message: u64, why: &'static str },
+    #[error("there is no such backward pass here")]
+    NoPass,
     #[error("the roots of a backward pass are not candle's")]
     Roots,
-    /// A thread was not to be had.
+    #[error(
+        "a tensor that was received in another autograd context, or that has ended, is part of the graph"
+    )]
+    Stranger,
     #[error("no thread for a backward pass: {0}")]
     Thread(std::io::Error),
 }
 
 impl From<Problem> for Error {
     fn from(problem: Problem) -> Self {
-        Self::new(ErrorKind::Autograd, problem.to_string())
+        match problem {
+            Problem::Own(error) => error,
+            Problem::DType(_) | Problem::Unknown(_) => Self::new(ErrorKind::Usage, problem.to_string()),
+            other => Self::new(ErrorKind::Autograd, other.to_string()),
+        }
     }
 }
 

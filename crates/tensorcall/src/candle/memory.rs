@@ -1,164 +1,104 @@
-//! Tensors of candle as memory of messages, and back.
+//! Tensors of candle as tensors of messages, and back.
 //!
 //! A contiguous tensor in main memory is **lent**: the message names its memory, and until it is sent the
 //! storage is locked for reading, so that nobody writes to it or frees it meanwhile. A received tensor is
-//! **copied** once, since storages of candle are vectors and own their memory.
-#![expect(unsafe_code, reason = "storages are read in place and filled at once; each use carries its proof")]
+//! **copied** once, since storages of candle are vectors, which own their memory.
+#![expect(unsafe_code, reason = "a lock outlives the borrow that it was taken by; the use carries its proof")]
 
-use std::sync::Arc;
-
-use candle_core::backend::BackendStorage;
 use candle_core::op::BackpropOp;
-use candle_core::{CpuStorage, Device, Storage, StorageRef, Tensor};
-use tensorcall_proto::wire::tensor::{DType, TensorDesc};
+use candle_core::{CpuStorage, Device, Storage, StorageRef};
 
 use super::error::{Problem, Result};
-use crate::buffer::Region;
+use crate::native::{Bytes, DType, Tensor};
 
 /// Below this size a copy costs less than to lock a storage and to name its memory.
 const LENT_FROM: usize = 4096;
 
-/// A tensor as it goes into a message: what it is like, in a buffer of its own, and its memory.
-pub(crate) fn lend(tensor: &Tensor) -> Result<(TensorDesc, Region)> {
+/// The same tensor, in the same memory if that is large. Only the values: of gradients it knows nothing.
+pub(super) fn lend(tensor: &candle_core::Tensor) -> Result<Tensor> {
     let tensor = tensor.to_device(&Device::Cpu)?.contiguous()?.detach();
-    let dtype = dtype_of(tensor.dtype())?;
-    let shape = tensor.dims().iter().map(|&dim| dim as u64).collect();
-    let desc = TensorDesc::contiguous(dtype, shape, 0);
-    let size = tensor.elem_count() * tensor.dtype().size_in_bytes();
-    let lent = Lent::new(tensor);
-    let (start, len) = lent.bytes(size)?;
-    if size < LENT_FROM {
-        let mut copy = vec![0; size];
-        // SAFETY: `Lent::bytes` has checked that `len == size` readable bytes are at `start`, which `lent`
-        // keeps there and unchanged; the vector is new and has as many.
-        unsafe { std::ptr::copy_nonoverlapping(start, copy.as_mut_ptr(), len) };
-        return Ok((desc, Region::from_vec(copy)));
-    }
-    // SAFETY: the bytes are those of a storage that `lent` keeps alive and locked for reading, so that they
-    // stay where they are.
-    Ok((desc, unsafe { Region::new(start, len, Arc::new(lent)) }))
+    let (dtype, shape) = (dtype_of(tensor.dtype())?, tensor.dims().to_vec());
+    let lent = Lent::new(tensor)?;
+    let bytes = if lent.len < LENT_FROM { Bytes::from(lent.as_ref().to_vec()) } else { Bytes::lent(lent) };
+    Ok(Tensor::from_bytes(dtype, &shape, bytes)?)
 }
 
-/// A tensor whose storage nobody writes to.
+/// The bytes of a contiguous tensor in main memory. As long as this lives nobody writes to them.
 struct Lent {
     /// Before `tensor`, which has what it refers to.
     guard: StorageRef<'static>,
-    tensor: Tensor,
+    tensor: candle_core::Tensor,
+    len: usize,
 }
 
 impl Lent {
-    fn new(tensor: Tensor) -> Self {
+    fn new(tensor: candle_core::Tensor) -> Result<Self> {
         let (guard, _) = tensor.storage_and_layout();
-        // SAFETY: the guard refers to the lock in the storage that `tensor` shares the ownership of. It is
-        // dropped before `tensor`, and nobody gets it out of here. With parking_lot's `send_guard` it may be
-        // dropped on any thread.
+        // SAFETY: the guard refers to a lock that `tensor` shares the ownership of. It is dropped before
+        // `tensor`, nobody gets it out of here, and with parking_lot's `send_guard` any thread may drop it.
         let guard = unsafe { std::mem::transmute::<StorageRef<'_>, StorageRef<'static>>(guard) };
-        Self { guard, tensor }
+        let len = tensor.elem_count() * tensor.dtype().size_in_bytes();
+        let lent = Self { guard, tensor, len };
+        if lent.bytes().is_some() { Ok(lent) } else { Err(Problem::Layout) }
     }
 
-    /// Where the `size` bytes of the tensor are, which is contiguous and in main memory.
-    fn bytes(&self, size: usize) -> Result<(*const u8, usize)> {
-        let Storage::Cpu(storage) = &*self.guard else { return Err(Problem::NotInMemory) };
-        let (start, len) = match storage {
-            CpuStorage::U8(items) => span(items),
-            CpuStorage::U32(items) => span(items),
-            CpuStorage::I16(items) => span(items),
-            CpuStorage::I32(items) => span(items),
-            CpuStorage::I64(items) => span(items),
-            CpuStorage::BF16(items) => span(items),
-            CpuStorage::F16(items) => span(items),
-            CpuStorage::F32(items) => span(items),
-            CpuStorage::F64(items) => span(items),
-            other => return Err(Problem::DType(other.dtype())),
+    fn bytes(&self) -> Option<&[u8]> {
+        let Storage::Cpu(storage) = &*self.guard else { return None };
+        let all = match storage {
+            CpuStorage::U8(items) => items,
+            CpuStorage::U32(items) => bytemuck::cast_slice(items),
+            CpuStorage::I16(items) => bytemuck::cast_slice(items),
+            CpuStorage::I32(items) => bytemuck::cast_slice(items),
+            CpuStorage::I64(items) => bytemuck::cast_slice(items),
+            CpuStorage::BF16(items) => bytemuck::cast_slice(items),
+            CpuStorage::F16(items) => bytemuck::cast_slice(items),
+            CpuStorage::F32(items) => bytemuck::cast_slice(items),
+            CpuStorage::F64(items) => bytemuck::cast_slice(items),
+            _ => return None,
         };
-        let offset = self.tensor.layout().start_offset() * self.tensor.dtype().size_in_bytes();
-        if offset.checked_add(size).is_none_or(|end| end > len) {
-            return Err(Problem::Layout);
-        }
-        Ok((start.wrapping_add(offset), size))
+        let start = self.tensor.layout().start_offset().checked_mul(self.tensor.dtype().size_in_bytes())?;
+        all.get(start..start.checked_add(self.len)?)
     }
 }
 
-fn span<T>(items: &[T]) -> (*const u8, usize) {
-    (items.as_ptr().cast(), size_of_val(items))
-}
-
-/// A tensor that was received, in memory of its own. As a variable it is where a graph begins.
-pub(crate) fn receive(desc: &TensorDesc, buffer: &[u8], is_variable: bool) -> Result<Tensor> {
-    if desc.conj || desc.neg {
-        return Err(Problem::Flags);
-    }
-    let dims = desc.shape.iter().map(|&dim| usize::try_from(dim));
-    let dims: Vec<usize> = dims.collect::<Result<_, _>>().map_err(|_| Problem::Layout)?;
-    let size = usize::try_from(desc.dtype.size()).map_err(|_| Problem::Layout)?;
-    let offset = usize::try_from(desc.offset).map_err(|_| Problem::Layout)?;
-    let count = dims.iter().try_fold(1usize, |count, &dim| count.checked_mul(dim)).ok_or(Problem::Layout)?;
-    let len = count.checked_mul(size).ok_or(Problem::Layout)?;
-    let bytes = buffer.get(offset..).ok_or(Problem::Layout)?;
-    let gathered;
-    let bytes = match &desc.strides {
-        Some(strides) if count > 0 => {
-            gathered = gather(bytes, &dims, strides, size, len)?;
-            &gathered
-        }
-        _ => bytes.get(..len).ok_or(Problem::Layout)?,
-    };
-    let storage = Storage::Cpu(storage_of(desc.dtype, bytes)?);
-    Ok(Tensor::from_storage(storage, dims, BackpropOp::none(), is_variable))
-}
-
-/// The elements of a strided tensor in row-major order.
-fn gather(bytes: &[u8], dims: &[usize], strides: &[u64], size: usize, len: usize) -> Result<Vec<u8>> {
-    let steps = strides.iter().map(|&stride| usize::try_from(stride).ok()?.checked_mul(size));
-    let steps: Vec<usize> = steps.collect::<Option<_>>().ok_or(Problem::Layout)?;
-    if steps.len() != dims.len() {
-        return Err(Problem::Layout);
-    }
-    let mut out = Vec::with_capacity(len);
-    let mut place = vec![0; dims.len()];
-    let mut at = 0usize;
-    loop {
-        out.extend_from_slice(at.checked_add(size).and_then(|end| bytes.get(at..end)).ok_or(Problem::Layout)?);
-        // To the next element, as a counter with one digit per dimension.
-        let Some(dim) = (0..dims.len()).rev().find(|&dim| place[dim] + 1 < dims[dim]) else { return Ok(out) };
-        place[dim] += 1;
-        at = at.checked_add(steps[dim]).ok_or(Problem::Layout)?;
-        for later in dim + 1..dims.len() {
-            at -= place[later] * steps[later];
-            place[later] = 0;
-        }
+impl AsRef<[u8]> for Lent {
+    fn as_ref(&self) -> &[u8] {
+        self.bytes().unwrap_or_default()
     }
 }
 
-fn storage_of(dtype: DType, bytes: &[u8]) -> Result<CpuStorage> {
-    // SAFETY, for each: these are numbers, for which all bits are valid.
-    Ok(match dtype {
+/// A copy of a tensor in memory of candle's own. As a variable it is where a graph begins.
+pub(super) fn copy(tensor: &Tensor, is_variable: bool) -> Result<candle_core::Tensor> {
+    let whole = tensor.contiguous()?;
+    let bytes = whole.bytes();
+    let storage = match whole.dtype() {
         DType::UInt8 | DType::Bool => CpuStorage::U8(bytes.to_vec()),
-        DType::UInt32 => CpuStorage::U32(unsafe { items(bytes) }),
-        DType::Int16 => CpuStorage::I16(unsafe { items(bytes) }),
-        DType::Int32 => CpuStorage::I32(unsafe { items(bytes) }),
-        DType::Int64 => CpuStorage::I64(unsafe { items(bytes) }),
-        DType::BFloat16 => CpuStorage::BF16(unsafe { items(bytes) }),
-        DType::Float16 => CpuStorage::F16(unsafe { items(bytes) }),
-        DType::Float32 => CpuStorage::F32(unsafe { items(bytes) }),
-        DType::Float64 => CpuStorage::F64(unsafe { items(bytes) }),
+        DType::UInt32 => CpuStorage::U32(numbers(bytes)),
+        DType::Int16 => CpuStorage::I16(numbers(bytes)),
+        DType::Int32 => CpuStorage::I32(numbers(bytes)),
+        DType::Int64 => CpuStorage::I64(numbers(bytes)),
+        DType::BFloat16 => CpuStorage::BF16(numbers(bytes)),
+        DType::Float16 => CpuStorage::F16(numbers(bytes)),
+        DType::Float32 => CpuStorage::F32(numbers(bytes)),
+        DType::Float64 => CpuStorage::F64(numbers(bytes)),
         other => return Err(Problem::Unknown(other)),
-    })
+    };
+    let storage = Storage::Cpu(storage);
+    Ok(candle_core::Tensor::from_storage(storage, whole.shape(), BackpropOp::none(), is_variable))
 }
 
 /// Bytes as the numbers that they are; what is left over is left out.
-///
-/// # Safety
-///
-/// All bits must be valid for a `T`.
-unsafe fn items<T: Copy>(bytes: &[u8]) -> Vec<T> {
+fn numbers<T: bytemuck::Pod>(bytes: &[u8]) -> Vec<T> {
     let count = bytes.len() / size_of::<T>();
-    let mut items = Vec::<T>::with_capacity(count);
-    // SAFETY: the vector has room for `count` items, the slice has their bytes, and the two do not overlap.
-    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), items.as_mut_ptr().cast(), count * size_of::<T>()) };
-    // SAFETY: they have just been written, and any bits are valid.
-    unsafe { items.set_len(count) };
-    items
+    let mut numbers = vec![T::zeroed(); count];
+    bytemuck::cast_slice_mut(&mut numbers).copy_from_slice(&bytes[..count * size_of::<T>()]);
+    numbers
+}
+
+/// A variable like a tensor that nobody has computed with.
+pub(super) fn stand_in(dtype: DType, shape: &[u64]) -> Result<candle_core::Tensor> {
+    let shape = shape.iter().map(|&dim| usize::try_from(dim)).collect::<Result<Vec<_>, _>>();
+    copy(&Tensor::zeros(dtype, &shape.map_err(|_| Problem::Layout)?)?, true)
 }
 
 fn dtype_of(dtype: candle_core::DType) -> Result<DType> {
@@ -182,103 +122,84 @@ mod tests {
 
     use super::*;
 
-    fn round_trip(tensor: &Tensor) -> Tensor {
-        let (desc, region) = lend(tensor).unwrap();
-        let mut bytes = vec![0; region.len()];
-        region.copy_to(&mut bytes);
-        receive(&desc, &bytes, false).unwrap()
+    fn counting(count: u32, dtype: candle_core::DType) -> candle_core::Tensor {
+        candle_core::Tensor::arange(0, count, &Device::Cpu).unwrap().to_dtype(dtype).unwrap()
     }
 
     #[test]
     fn tensors_of_every_kind_come_back_as_they_were() {
         use candle_core::DType::{BF16, F16, F32, F64, I16, I32, I64, U8, U32};
         for dtype in [U8, U32, I16, I32, I64, BF16, F16, F32, F64] {
-            for shape in [vec![], vec![0, 3], vec![2, 3], vec![3000]] {
-                let count: usize = shape.iter().product();
-                let tensor = Tensor::arange(0f64, count as f64, &Device::Cpu).unwrap();
-                let tensor = tensor.to_dtype(dtype).unwrap().reshape(shape.clone()).unwrap();
+            for shape in [vec![], vec![0, 3], vec![2, 3], vec![5000]] {
+                let count = shape.iter().product::<usize>();
+                let tensor = counting(u32::try_from(count).unwrap(), dtype).reshape(shape.clone()).unwrap();
 
-                let back = round_trip(&tensor);
+                let back = copy(&lend(&tensor).unwrap(), false).unwrap();
 
                 assert_eq!((back.dtype(), back.dims()), (dtype, shape.as_slice()));
-                assert_eq!(format!("{back}"), format!("{tensor}"));
+                let same = back.eq(&tensor).unwrap().flatten_all().unwrap().to_vec1::<u8>().unwrap();
+                assert_eq!(same, vec![1; count]);
             }
         }
     }
 
     #[test]
     fn views_are_sent_as_they_look() {
-        let tensor = Tensor::arange(0f32, 6000f32, &Device::Cpu).unwrap().reshape((60, 100)).unwrap();
+        let tensor = counting(6000, candle_core::DType::F32).reshape((60, 100)).unwrap();
         let views =
             [tensor.t().unwrap(), tensor.narrow(0, 7, 50).unwrap(), tensor.narrow(1, 20, 30).unwrap()];
 
         for view in views {
-            assert_eq!(round_trip(&view).to_vec2::<f32>().unwrap(), view.to_vec2::<f32>().unwrap());
+            let back = copy(&lend(&view).unwrap(), false).unwrap();
+            assert_eq!(back.to_vec2::<f32>().unwrap(), view.to_vec2::<f32>().unwrap());
         }
     }
 
     #[test]
     fn a_large_tensor_is_named_where_it_lies_and_a_small_one_is_copied() {
-        let place = |tensor: &Tensor| {
+        for (count, is_lent) in [(4096, true), (16, false)] {
+            let tensor = counting(count, candle_core::DType::F32);
+
+            let lent = lend(&tensor).unwrap();
+
             let (storage, _) = tensor.storage_and_layout();
             let Storage::Cpu(storage) = &*storage else { panic!("not in main memory") };
-            storage.as_slice::<f32>().unwrap().as_ptr().cast::<u8>()
-        };
-        for (count, lent) in [(4096, true), (16, false)] {
-            let tensor = Tensor::zeros(count, candle_core::DType::F32, &Device::Cpu).unwrap();
-
-            let (_, region) = lend(&tensor).unwrap();
-
-            assert_eq!(region.as_ptr() == place(&tensor), lent);
+            let place = storage.as_slice::<f32>().unwrap().as_ptr().cast::<u8>();
+            assert_eq!(lent.bytes().as_ptr() == place, is_lent);
         }
     }
 
     #[test]
     fn what_is_lent_is_not_written_to_before_it_is_given_back() {
-        let before = Var::zeros(4096, candle_core::DType::F32, &Device::Cpu).unwrap();
-        let (_, region) = lend(&before).unwrap();
+        let variable = Var::zeros(4096, candle_core::DType::F32, &Device::Cpu).unwrap();
+        let lent = lend(&variable).unwrap();
         let writer = std::thread::spawn({
-            let before = before.clone();
-            move || before.set(&before.ones_like().unwrap()).unwrap()
+            let variable = variable.clone();
+            move || variable.set(&variable.ones_like().unwrap()).unwrap()
         });
 
-        let mut bytes = vec![1; region.len()];
-        region.copy_to(&mut bytes);
-        assert!(bytes.iter().all(|&byte| byte == 0));
+        assert!(lent.bytes().iter().all(|&byte| byte == 0));
         // On whatever thread.
-        std::thread::spawn(move || drop(region)).join().unwrap();
+        std::thread::spawn(move || drop(lent)).join().unwrap();
         writer.join().unwrap();
 
-        assert_eq!(before.sum_all().unwrap().to_scalar::<f32>().unwrap(), 4096.0);
+        assert_eq!(variable.to_vec1::<f32>().unwrap(), vec![1.0; 4096]);
     }
 
     #[test]
-    fn strided_tensors_of_other_libraries_are_put_in_order() {
-        let bytes: Vec<u8> = (0..6i64).flat_map(i64::to_le_bytes).collect();
-        let transposed = TensorDesc {
-            strides: Some(vec![1, 3]),
-            ..TensorDesc::contiguous(DType::Int64, vec![3, 2], 0)
-        };
-        let spread = TensorDesc {
-            strides: Some(vec![0, 2]),
-            offset: 8,
-            ..TensorDesc::contiguous(DType::Int64, vec![2, 2], 0)
-        };
+    fn tensors_in_any_layout_are_put_in_order() {
+        let tensor = Tensor::from_vec((0..6).collect::<Vec<i64>>(), &[2, 3]).unwrap();
 
-        let rows = |desc| receive(&desc, &bytes, false).unwrap().to_vec2::<i64>().unwrap();
+        let turned = copy(&tensor.transpose(0, 1).unwrap(), false).unwrap();
 
-        assert_eq!(rows(transposed), [[0, 3], [1, 4], [2, 5]]);
-        assert_eq!(rows(spread), [[1, 3], [1, 3]]);
+        assert_eq!(turned.to_vec2::<i64>().unwrap(), [[0, 3], [1, 4], [2, 5]]);
     }
 
     #[test]
-    fn what_does_not_fit_is_an_error() {
-        let desc = TensorDesc::contiguous(DType::Float32, vec![4], 0);
-        let outside = TensorDesc { strides: Some(vec![7]), ..desc.clone() };
-        let complex = TensorDesc::contiguous(DType::Complex64, vec![1], 0);
-
-        for (desc, len) in [(desc, 15), (outside, 16), (complex, 8)] {
-            assert!(receive(&desc, &vec![0; len], false).is_err(), "{desc:?}");
-        }
+    fn what_one_of_both_does_not_have_is_refused() {
+        let complex = Tensor::zeros(DType::Complex64, &[2]).unwrap();
+        assert!(matches!(copy(&complex, false), Err(Problem::Unknown(DType::Complex64))));
+        let narrow = counting(4, candle_core::DType::F32).to_dtype(candle_core::DType::F8E4M3).unwrap();
+        assert!(matches!(lend(&narrow), Err(Problem::DType(candle_core::DType::F8E4M3))));
     }
 }

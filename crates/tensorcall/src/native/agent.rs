@@ -1,6 +1,6 @@
 //! [`Agent`]: a worker, and the calls that it makes.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use tensorcall_proto::ids::{Rank, WorkerName};
 use tensorcall_proto::wire::Limits;
 use tensorcall_proto::wire::Value as WireValue;
-use tensorcall_proto::wire::message::{Encoding, FunctionRef};
+use tensorcall_proto::wire::message::{AutogradRef, Encoding, FunctionRef};
+use tensorcall_proto::wire::tensor::TensorDesc;
 
 use super::args::Arguments;
 use super::builder::AgentBuilder;
@@ -18,6 +19,7 @@ use super::message;
 use super::rref::RRef;
 use super::value::Value;
 use crate::agent::{Agent as EngineAgent, CallError, Request, lend};
+use crate::autograd::{Contexts, Outgoing, Slot};
 use crate::clock::now;
 use crate::error::{Error, Result};
 use crate::future::RpcFuture as EngineFuture;
@@ -57,6 +59,25 @@ pub(crate) struct Shared {
     pub(super) roster: Arc<Roster>,
     /// Only handles keep it, for it keeps the agent.
     pub(super) membership: Arc<OnceLock<Weak<Membership>>>,
+    /// Of a worker that takes part in backward passes.
+    pub(super) contexts: Option<Arc<Contexts>>,
+}
+
+impl Shared {
+    /// The tensors of a message that are in the graph of an autograd context, by their places.
+    pub(super) fn slots(&self, mark: Option<AutogradRef>, tensors: &[TensorDesc]) -> HashMap<u32, Arc<Slot>> {
+        let (Some(mark @ AutogradRef { message: Some(_), .. }), Some(contexts)) = (mark, &self.contexts)
+        else {
+            return HashMap::new();
+        };
+        let recorded = (0..).zip(tensors).filter(|(_, tensor)| tensor.requires_grad);
+        let slots: Vec<(u32, Arc<Slot>)> = recorded.map(|(place, desc)| (place, Slot::of(desc))).collect();
+        if contexts.received(mark, slots.iter().map(|(_, slot)| Arc::clone(slot)).collect()) {
+            slots.into_iter().collect()
+        } else {
+            HashMap::new()
+        }
+    }
 }
 
 /// A worker of the group.
@@ -76,6 +97,9 @@ impl Agent {
     }
 
     pub(super) fn new(engine: EngineAgent, shared: Arc<Shared>) -> Self {
+        if let Some(contexts) = &shared.contexts {
+            contexts.join(&engine);
+        }
         let membership = shared.membership.get().and_then(Weak::upgrade);
         Self { engine, shared, membership }
     }
@@ -85,6 +109,9 @@ impl Agent {
         let engine = member.agent().clone();
         let membership = Arc::new(Membership { member, _rendezvous: rendezvous });
         let _ = shared.membership.set(Arc::downgrade(&membership));
+        if let Some(contexts) = &shared.contexts {
+            contexts.join(&engine);
+        }
         Self { engine, shared, membership: Some(membership) }
     }
 
@@ -94,6 +121,25 @@ impl Agent {
 
     pub(super) fn shared(&self) -> &Arc<Shared> {
         &self.shared
+    }
+
+    /// The autograd contexts of this worker.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Usage`](crate::ErrorKind::Usage) if it takes no part in backward passes.
+    pub(crate) fn contexts(&self) -> Result<&Arc<Contexts>> {
+        let missing = || {
+            let name = self.name();
+            Error::usage(format!("worker '{name}' takes no part in backward passes: build it with candle()"))
+        };
+        self.shared.contexts.as_ref().ok_or_else(missing)
+    }
+
+    /// How many autograd contexts there are on this worker: those that it began, and those that calls have
+    /// brought here.
+    pub fn autograd_contexts(&self) -> usize {
+        self.shared.contexts.as_ref().map_or(0, |contexts| contexts.len())
     }
 
     /// This worker's name.
@@ -141,7 +187,7 @@ impl Agent {
     pub fn call<R: FromValue>(&self, to: &str, function: &str, arguments: impl Arguments) -> RpcFuture<R> {
         let begin = || {
             let rank = self.rank_of(to)?;
-            let request = self.request(function, arguments)?;
+            let request = self.request(rank, function, arguments)?;
             self.begin(rank, to, request)
         };
         RpcFuture::new(begin())
@@ -173,10 +219,11 @@ impl Agent {
     /// from being made.
     pub fn remote<T>(&self, to: &str, function: &str, arguments: impl Arguments) -> Result<RRef<T>> {
         let rank = self.rank_of(to)?;
-        let mut request = self.request(function, arguments)?;
+        let (mut request, outgoing) = self.request(rank, function, arguments)?;
         let rref = self.engine.new_rref(rank)?;
         request.creates = Some(rref.clone());
-        self.begin(rank, to, request)?;
+        let (future, call) = self.begin(rank, to, (request, outgoing))?;
+        call.let_go(&future);
         Ok(RRef::new(rref, Arc::clone(&self.shared)))
     }
 
@@ -262,7 +309,7 @@ impl Agent {
         arguments: Vec<Value>,
     ) -> RpcFuture<R> {
         let begin = || {
-            let request = self.request(function, arguments)?;
+            let request = self.request(rank, function, arguments)?;
             self.begin(rank, name, request)
         };
         RpcFuture::new(begin())
@@ -275,11 +322,22 @@ impl Agent {
         })
     }
 
-    fn request(&self, function: &str, arguments: impl Arguments) -> Result<Request> {
+    /// The call of a function, and its part in the autograd context that is open.
+    fn request(
+        &self,
+        to: Rank,
+        function: &str,
+        arguments: impl Arguments,
+    ) -> Result<(Request, Option<Outgoing>)> {
         let about = |error: Error| error.about(&format!("call of '{function}'"));
         let arguments = arguments.into_values().map_err(|error| about(error.into()))?;
-        let body = message::pack_arguments(&arguments, &self.shared.limits).map_err(about)?;
-        Ok(Request {
+        let (mut body, graphs) = message::pack_arguments(&arguments, &self.shared.limits).map_err(about)?;
+        let outgoing = match &self.shared.contexts {
+            Some(contexts) => contexts.request(to, graphs)?,
+            None => None,
+        };
+        body.autograd = outgoing.as_ref().map(Outgoing::mark);
+        let request = Request {
             function: FunctionRef::Name(function.to_owned()),
             label: function.into(),
             encoding: Encoding::Value,
@@ -287,11 +345,17 @@ impl Agent {
             timeout: self.shared.timeout,
             deadline: None,
             creates: None,
-        })
+        };
+        Ok((request, outgoing))
     }
 
     /// Makes a call, waiting for room if too much is under way to that worker.
-    fn begin(&self, to: Rank, name: &str, request: Request) -> Result<(EngineFuture, Call)> {
+    fn begin(
+        &self,
+        to: Rank,
+        name: &str,
+        (request, outgoing): (Request, Option<Outgoing>),
+    ) -> Result<(EngineFuture, Call)> {
         let worker = WorkerName::parse(name).map_err(|error| Error::usage(error.to_string()))?;
         let function = Arc::clone(&request.label);
         let future = match self.engine.try_call(to, request) {
@@ -300,7 +364,7 @@ impl Agent {
             Err(CallError::Full(request)) => lend(Some(&worker), || self.engine.call(to, *request))?,
         };
         let (agent, shared) = (self.engine.weak(), Arc::clone(&self.shared));
-        Ok((future, Call { agent, shared, to, worker, function }))
+        Ok((future, Call { agent, shared, to, worker, function, outgoing }))
     }
 }
 

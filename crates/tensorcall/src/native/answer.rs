@@ -11,6 +11,8 @@ use super::function::{Failure, Outcome, Returned};
 use super::message;
 use super::value::Value;
 use crate::agent::Responder;
+use crate::body::Body;
+use crate::error::Result;
 
 /// How errors of native functions are also known, so that Python raises one of its own.
 const ALSO: &str = "builtins:RuntimeError builtins:Exception";
@@ -43,6 +45,11 @@ impl Answer {
     pub(super) fn give(self, outcome: Outcome) {
         match outcome {
             Ok(Returned::Value(value)) if self.responder.creates() => {
+                #[cfg(feature = "candle")]
+                let value = match value.settled() {
+                    Ok(value) => value,
+                    Err(error) => return self.refuse(&format!("the result: {error}")),
+                };
                 self.responder.keep(Arc::new(Object::Value(value)));
             }
             Ok(Returned::Value(value)) => self.send(&value),
@@ -58,10 +65,19 @@ impl Answer {
     }
 
     pub(super) fn send(self, value: &Value) {
-        match message::pack(value, &self.shared.limits) {
+        match message::pack(value, &self.shared.limits).and_then(|packed| self.recorded(packed)) {
             Ok(body) => self.responder.returned(Encoding::Value, body),
             Err(error) => self.refuse(&format!("the result: {error}")),
         }
+    }
+
+    /// A result, which is recorded if the call belongs to an autograd context.
+    fn recorded(&self, (body, graphs): message::Packed) -> Result<Body> {
+        let (Some(contexts), Some(mark)) = (&self.shared.contexts, self.responder.autograd()) else {
+            return Ok(body);
+        };
+        let autograd = contexts.reply(mark.context, self.responder.caller(), graphs)?;
+        Ok(Body { autograd, ..body })
     }
 
     /// It was not called as it must be.

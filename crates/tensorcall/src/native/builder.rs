@@ -12,6 +12,7 @@ use super::function::Function;
 use super::handler::NativeHandler;
 use super::states::{Functions, States};
 use crate::agent::{Agent as EngineAgent, PeerInfo};
+use crate::autograd::{Contexts, LocalEngine};
 use crate::config::AgentConfig;
 use crate::error::{Error, Result};
 use crate::membership::{self, Joining};
@@ -46,6 +47,8 @@ pub struct AgentBuilder {
     functions: Functions,
     states: States,
     options: Vec<SetOption>,
+    /// Makes what computes gradients.
+    local_engine: Option<MakeEngine>,
 }
 
 /// Where workers meet.
@@ -55,6 +58,7 @@ enum Meeting {
 }
 
 type SetOption = Box<dyn FnOnce(&mut AgentConfig) + Send>;
+type MakeEngine = fn(&Arc<Contexts>) -> Arc<dyn LocalEngine>;
 
 /// How long calls may take unless told otherwise.
 const TIMEOUT: Duration = Duration::from_mins(1);
@@ -71,6 +75,7 @@ impl AgentBuilder {
             functions: Functions::default(),
             states: States::default(),
             options: Vec::new(),
+            local_engine: None,
         }
     }
 
@@ -161,6 +166,13 @@ impl AgentBuilder {
         })
     }
 
+    /// Lets this worker take part in backward passes, with candle; see [`Context`](crate::Context).
+    #[cfg(feature = "candle")]
+    pub fn candle(mut self) -> Self {
+        self.local_engine = Some(crate::candle::engine);
+        self
+    }
+
     fn option(mut self, set: impl FnOnce(&mut AgentConfig) + Send + 'static) -> Self {
         self.options.push(Box::new(set));
         self
@@ -209,9 +221,11 @@ impl AgentBuilder {
             set(&mut config);
         }
         let (timeout, limits) = (self.timeout, config.limits);
-        let shared = Shared { name: self.name.into(), timeout, limits, ..Shared::default() };
-        let (functions, states) = (self.functions, self.states);
-        Ok((config, Arc::new(NativeHandler { functions, states, shared: Arc::new(shared) })))
+        let contexts = self.local_engine.map(|_| Contexts::new());
+        let local_engine = self.local_engine.zip(contexts.as_ref()).map(|(make, contexts)| make(contexts));
+        let shared = Shared { name: self.name.into(), timeout, limits, contexts, ..Shared::default() };
+        let (functions, states, shared) = (self.functions, self.states, Arc::new(shared));
+        Ok((config, Arc::new(NativeHandler { functions, states, shared, local_engine })))
     }
 }
 

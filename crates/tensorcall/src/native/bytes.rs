@@ -20,6 +20,9 @@ enum Owner {
     /// Ours; writable while there is one user.
     Buffer(Arc<Buffer>),
     Foreign(Arc<dyn AsRef<[u8]> + Send + Sync>),
+    /// Their owner can do little with them before it gets them back.
+    #[cfg(feature = "candle")]
+    Lent(Arc<dyn AsRef<[u8]> + Send + Sync>),
 }
 
 impl Bytes {
@@ -27,6 +30,22 @@ impl Bytes {
     pub fn from_owner(owner: impl AsRef<[u8]> + Send + Sync + 'static) -> Self {
         let len = owner.as_ref().len();
         Self { owner: Owner::Foreign(Arc::new(owner)), range: 0..len }
+    }
+
+    /// As [`from_owner`](Self::from_owner), of an owner that wants them back soon.
+    #[cfg(feature = "candle")]
+    pub(crate) fn lent(owner: impl AsRef<[u8]> + Send + Sync + 'static) -> Self {
+        let len = owner.as_ref().len();
+        Self { owner: Owner::Lent(Arc::new(owner)), range: 0..len }
+    }
+
+    /// Gives lent bytes back, and has a copy of them from now on.
+    #[cfg(feature = "candle")]
+    pub(crate) fn settle(&mut self) -> Result<()> {
+        if let Owner::Lent(_) = self.owner {
+            *self = self.copied()?;
+        }
+        Ok(())
     }
 
     /// `len` zero bytes, 64-byte aligned.
@@ -77,6 +96,8 @@ impl Bytes {
         match &mut self.owner {
             Owner::Buffer(buffer) => Arc::get_mut(buffer)?.as_mut().get_mut(self.range.clone()),
             Owner::Foreign(_) => None,
+            #[cfg(feature = "candle")]
+            Owner::Lent(_) => None,
         }
     }
 
@@ -91,6 +112,8 @@ impl AsRef<[u8]> for Bytes {
         let all = match &self.owner {
             Owner::Buffer(buffer) => (**buffer).as_ref(),
             Owner::Foreign(owner) => (**owner).as_ref(),
+            #[cfg(feature = "candle")]
+            Owner::Lent(owner) => (**owner).as_ref(),
         };
         all.get(self.range.clone()).unwrap_or_default()
     }

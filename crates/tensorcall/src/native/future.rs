@@ -13,6 +13,7 @@ use super::agent::Shared;
 use super::convert::FromValue;
 use super::message;
 use crate::agent::{Inner, lend};
+use crate::autograd::Outgoing;
 use crate::error::{Error, ErrorKind, Result};
 use crate::future::{Response, RpcFuture as EngineFuture};
 
@@ -47,6 +48,8 @@ pub(super) struct Call {
     pub(super) to: Rank,
     pub(super) worker: WorkerName,
     pub(super) function: Arc<str>,
+    /// In an autograd context: until this is dropped, the context knows that the call is under way.
+    pub(super) outgoing: Option<Outgoing>,
 }
 
 impl Pending {
@@ -87,7 +90,9 @@ impl<T> RpcFuture<T> {
 
     /// Lets the call run; nobody learns of its result.
     pub fn detach(mut self) {
-        self.state = State::Over;
+        if let State::Pending(Pending { future, call }) = std::mem::replace(&mut self.state, State::Over) {
+            call.let_go(&future);
+        }
     }
 }
 
@@ -142,9 +147,19 @@ impl<T> Drop for RpcFuture<T> {
 }
 
 impl Call {
+    /// Nobody looks at the outcome; an autograd context waits for it all the same.
+    pub(super) fn let_go(self, future: &EngineFuture) {
+        if let Some(outgoing) = self.outgoing {
+            future.on_done(move || outgoing.answered());
+        }
+    }
+
     /// From the answer to the result.
     fn read<T: FromValue>(&self, outcome: Option<Result<Response>>) -> Result<T> {
         let Response { raised, encoding, body } = outcome.ok_or_else(over)??;
+        if let Some(outgoing) = &self.outgoing {
+            outgoing.answered();
+        }
         if raised {
             let unreadable = || Exception {
                 message: "an exception that only Python can read".to_owned(),

@@ -13,23 +13,29 @@ use super::function::{Failure, Incoming, Running};
 use super::message;
 use super::states::{Functions, Registered, States};
 use super::task::Task;
+use super::value::Value;
 use crate::agent::{Handler, InboundCall, Responder, ThreadHook};
+use crate::autograd::{Entered, LocalEngine, RELEASE, Within};
 
 /// See the module.
 pub(super) struct NativeHandler {
     pub(super) functions: Functions,
     pub(super) states: States,
     pub(super) shared: Arc<Shared>,
+    pub(super) local_engine: Option<Arc<dyn LocalEngine>>,
 }
 
 impl NativeHandler {
     fn run(&self, function: &Registered, call: InboundCall, responder: Responder) {
         let name = call.function.unwrap_or_default();
         let caller = Caller::new(call.caller.name.as_str(), call.caller.rank.get().into(), responder.watch());
-        let agent = responder.agent();
+        let (agent, mark) = (responder.agent(), responder.autograd());
         let answer = Answer::new(responder, Arc::clone(&self.shared), name);
         let Some(agent) = agent else { return answer.refuse("its agent is gone") };
         let agent = Agent::new(agent, Arc::clone(&self.shared));
+        // The context is the function's, and that of the calls which it makes.
+        let tape =
+            self.shared.contexts.as_ref().zip(mark).map(|(contexts, mark)| contexts.enter(mark.context));
         let arguments = match message::unpack_arguments(call.encoding, call.body, &self.shared) {
             Ok(arguments) => arguments,
             Err(error) => return answer.refuse(&error.to_string()),
@@ -40,11 +46,37 @@ impl NativeHandler {
         let states = &self.states;
         let arguments = arguments.into_iter();
         let incoming = Incoming { arguments, taken: 0, states, agent: &agent, caller: &caller };
+        let _inside = tape.clone().map(|tape| Entered::new(Some(tape)));
         match catch_unwind(AssertUnwindSafe(|| function.run(incoming))) {
             Ok(Running::Done(outcome)) => answer.give(outcome),
+            Ok(Running::Later(future)) if tape.is_some() => {
+                Task::start(Box::pin(Within::new(tape, future)), answer);
+            }
             Ok(Running::Later(future)) => Task::start(future, answer),
             Err(panic) => answer.give(Err(Failure::panicked(&*panic))),
         }
+    }
+}
+
+impl NativeHandler {
+    /// Ends an autograd context whose sender has ended it, if the call is about that.
+    fn release(&self, call: InboundCall, responder: Responder) -> Option<(InboundCall, Responder)> {
+        if call.function.as_deref() != Some(RELEASE) {
+            return Some((call, responder));
+        }
+        let answer = Answer::new(responder, Arc::clone(&self.shared), RELEASE.to_owned());
+        let arguments = message::unpack_arguments(call.encoding, call.body, &self.shared);
+        match arguments.as_deref() {
+            Ok([Value::Int(id)]) => {
+                if let Some(contexts) = &self.shared.contexts {
+                    contexts.release(id.cast_unsigned());
+                }
+                answer.send(&Value::Nil);
+            }
+            Ok(_) => answer.refuse("it takes the number of a context"),
+            Err(error) => answer.refuse(&error.to_string()),
+        }
+        None
     }
 }
 
@@ -58,6 +90,7 @@ impl Handler for NativeHandler {
     fn handle(&self, call: InboundCall, responder: Responder) {
         let Some((call, responder)) = self.shared.gatherings.handle(call, responder) else { return };
         let Some((call, responder)) = self.shared.roster.handle(call, responder) else { return };
+        let Some((call, responder)) = self.release(call, responder) else { return };
         let Some(name) = call.function.as_deref() else {
             let text = "this worker runs no Python: it takes functions by the names that they are registered \
                         with, and plain data";
@@ -67,6 +100,10 @@ impl Handler for NativeHandler {
             Some(function) => NativeHandler::run(self, function, call, responder),
             None => responder.failed(FailureKind::Usage, self.functions.missing(name)),
         }
+    }
+
+    fn local_engine(&self) -> Option<&dyn LocalEngine> {
+        self.local_engine.as_deref()
     }
 
     fn fetch(&self, value: Arc<dyn Any + Send + Sync>, _: InboundCall, responder: Responder) {

@@ -1,5 +1,6 @@
 //! Values into messages and out of them.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use tensorcall_proto::wire::message::Encoding;
@@ -12,12 +13,13 @@ use super::bytes::Bytes;
 use super::rref::RRef;
 use super::tensor::Tensor;
 use super::value::{ConversionError, Value};
+use crate::autograd::{Graph, Slot};
 use crate::body::{Body, Received};
 use crate::buffer::Buffer;
 use crate::error::{Error, Result};
 
 /// The arguments of a call: a tuple of them, and no keywords.
-pub(crate) fn pack_arguments(arguments: &[Value], limits: &Limits) -> Result<Body> {
+pub(crate) fn pack_arguments(arguments: &[Value], limits: &Limits) -> Result<Packed> {
     pack_with(limits, |packer| {
         packer.tuple(2)?;
         packer.tuple(arguments.len())?;
@@ -30,7 +32,7 @@ pub(crate) fn pack_arguments(arguments: &[Value], limits: &Limits) -> Result<Bod
 }
 
 /// A result.
-pub(crate) fn pack(value: &Value, limits: &Limits) -> Result<Body> {
+pub(crate) fn pack(value: &Value, limits: &Limits) -> Result<Packed> {
     pack_with(limits, |packer| packer.value(value, 0))
 }
 
@@ -42,16 +44,20 @@ pub(crate) fn pack_exception(exception: &Exception) -> Body {
     Body::of(payload)
 }
 
-fn pack_with(limits: &Limits, write: impl FnOnce(&mut Packer<'_>) -> Result<()>) -> Result<Body> {
-    let mut packer = Packer { limits, items: 0, body: Body::default() };
+/// A message, and where those of its tensors are in graphs that are there, in their order.
+pub(crate) type Packed = (Body, Vec<Graph>);
+
+fn pack_with(limits: &Limits, write: impl FnOnce(&mut Packer<'_>) -> Result<()>) -> Result<Packed> {
+    let mut packer = Packer { limits, items: 0, body: Body::default(), graphs: Vec::new() };
     write(&mut packer)?;
-    Ok(packer.body)
+    Ok((packer.body, packer.graphs))
 }
 
 struct Packer<'a> {
     limits: &'a Limits,
     items: u64,
     body: Body,
+    graphs: Vec<Graph>,
 }
 
 impl Packer<'_> {
@@ -97,7 +103,11 @@ impl Packer<'_> {
 
     fn tensor(&mut self, tensor: &Tensor) -> Result<()> {
         let index = place(self.body.tensors.len())?;
-        let (desc, bytes) = tensor.describe(place(self.body.buffers.len())?)?;
+        let (mut desc, bytes) = tensor.describe(place(self.body.buffers.len())?)?;
+        if let Some(graph) = tensor.graph() {
+            desc.requires_grad = true;
+            self.graphs.push(graph.clone());
+        }
         self.body.tensors.push(desc);
         self.body.buffers.push(bytes.to_region());
         self.writer().tensor(index);
@@ -160,14 +170,15 @@ pub(crate) fn unpack(
     if encoding != Encoding::Value {
         return Err(ConversionError::new("it is pickled, which only Python reads"));
     }
-    let Received { payload, tensors, buffers, rrefs, .. } = body;
+    let Received { payload, tensors, buffers, rrefs, autograd } = body;
+    let slots = shared.slots(autograd, &tensors);
     let payload = Arc::new(payload);
     let buffers = buffers.into_iter().map(Bytes::from_buffer).collect();
     let count = |len: usize| u32::try_from(len).unwrap_or(u32::MAX);
     let reader = ValueReader::new((*payload).as_ref(), &shared.limits)
         .with_tensors(count(tensors.len()))
         .with_rrefs(count(rrefs.len()));
-    let parts = Parts { payload: &payload, tensors, buffers, rrefs, shared };
+    let parts = Parts { payload: &payload, tensors, slots, buffers, rrefs, shared };
     let mut unpacker = Unpacker { reader, parts };
     let value = unpacker.value()?;
     unpacker.reader.finish().map_err(|error| malformed(&error))?;
@@ -192,6 +203,8 @@ struct Unpacker<'a> {
 struct Parts<'a> {
     payload: &'a Arc<Buffer>,
     tensors: Vec<TensorDesc>,
+    /// Of those that are in a graph, by their place in the table.
+    slots: HashMap<u32, Arc<Slot>>,
     buffers: Vec<Bytes>,
     rrefs: Vec<crate::rref::RRef>,
     shared: &'a Arc<Shared>,
@@ -259,7 +272,11 @@ impl Parts<'_> {
         let (Some(desc), Some(buffer)) = (desc, buffer) else {
             return Err(ConversionError::new("a value names a tensor that is not there"));
         };
-        Tensor::received(desc, buffer)
+        let tensor = Tensor::received(desc, buffer)?;
+        Ok(match self.slots.get(&index) {
+            Some(slot) => tensor.with_graph(Graph::Received(Arc::clone(slot))),
+            None => tensor,
+        })
     }
 
     fn rref(&self, index: u32) -> Result<RRef<Value>, ConversionError> {
@@ -299,7 +316,7 @@ mod tests {
     }
 
     fn trip(value: impl IntoValue) -> Value {
-        let body = pack(&value.into_value().unwrap(), &Limits::default()).unwrap();
+        let (body, _) = pack(&value.into_value().unwrap(), &Limits::default()).unwrap();
         unpack(Encoding::Value, received(&body), &shared()).unwrap()
     }
 
@@ -315,7 +332,7 @@ mod tests {
 
     #[test]
     fn large_bytes_stay_where_they_were_received() {
-        let body = pack(&vec![7u8; 10_000].into_value().unwrap(), &Limits::default()).unwrap();
+        let (body, _) = pack(&vec![7u8; 10_000].into_value().unwrap(), &Limits::default()).unwrap();
         let received = received(&body);
         let (start, len) = (received.payload.as_ptr().addr(), received.payload.len());
 
@@ -344,7 +361,7 @@ mod tests {
 
         let keywords = Value::Map(vec![(Value::Str("x".into()), Value::Int(1))]);
         let call = Value::Tuple(vec![Value::Tuple(vec![]), keywords]);
-        let body = pack(&call, &Limits::default()).unwrap();
+        let (body, _) = pack(&call, &Limits::default()).unwrap();
         let error = unpack_arguments(Encoding::Value, received(&body), &shared()).unwrap_err();
         assert!(text(error).contains("keyword"));
     }

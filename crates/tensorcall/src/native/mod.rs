@@ -6,11 +6,13 @@
 //! - `future.rs`, `rref.rs`: what calls return
 //! - `value.rs`, `convert.rs`, `args.rs`, `serde/`: Rust types and plain data
 //! - `message.rs`: plain data and messages
+//! - `autograd.rs`: autograd contexts of a worker
 //! - `bytes.rs`, `tensor/`: memory
 
 mod agent;
 mod answer;
 mod args;
+mod autograd;
 mod builder;
 mod bytes;
 mod context;

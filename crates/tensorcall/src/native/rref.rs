@@ -14,6 +14,7 @@ use super::convert::{FromValue, IntoValue};
 use super::future::{Call, RpcFuture};
 use super::value::{ConversionError, Value};
 use crate::agent::lend;
+use crate::autograd::Outgoing;
 use crate::error::{Error, ErrorKind, Result};
 use crate::rref::{Kept, RRef as EngineRRef};
 
@@ -86,10 +87,15 @@ impl<T: FromValue> RRef<T> {
                 None => return Err(Error::usage(format!("the owner of {} is not known", self.rref))),
             };
             let function: Arc<str> = "fetch".into();
-            let future = self.rref.fetch(&function, self.shared.timeout)?;
+            let outgoing = match &self.shared.contexts {
+                Some(contexts) => contexts.request(owner.rank, Vec::new())?,
+                None => None,
+            };
+            let mark = outgoing.as_ref().map(Outgoing::mark);
+            let future = self.rref.fetch_in(mark, &function, self.shared.timeout)?;
             let agent = self.rref.belongs_to().ok_or_else(Error::shutting_down)?.weak();
             let shared = Arc::clone(&self.shared);
-            Ok((future, Call { agent, shared, to: owner.rank, worker, function }))
+            Ok((future, Call { agent, shared, to: owner.rank, worker, function, outgoing }))
         };
         RpcFuture::new(begin())
     }
@@ -153,7 +159,10 @@ impl Agent {
     ///
     /// [`ErrorKind::Usage`] if a value cannot express it.
     pub fn share<T: IntoValue>(&self, value: T) -> Result<RRef<T>> {
-        Ok(self.refer(Object::Value(value.into_value()?), std::any::type_name::<T>()))
+        let value = value.into_value()?;
+        #[cfg(feature = "candle")]
+        let value = value.settled()?;
+        Ok(self.refer(Object::Value(value), std::any::type_name::<T>()))
     }
 
     /// A reference to an object of this worker that stays here. [`RRef::local`] gives it to functions of

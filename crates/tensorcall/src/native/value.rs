@@ -38,6 +38,26 @@ pub enum Value {
 }
 
 impl Value {
+    /// The same value, for one that stays here: with copies of memory that was only lent.
+    #[cfg(feature = "candle")]
+    pub(crate) fn settled(mut self) -> crate::Result<Self> {
+        self.settle()?;
+        Ok(self)
+    }
+
+    #[cfg(feature = "candle")]
+    fn settle(&mut self) -> crate::Result<()> {
+        match self {
+            Self::Tensor(tensor) => tensor.settle(),
+            Self::List(items) | Self::Tuple(items) => items.iter_mut().try_for_each(Self::settle),
+            Self::Map(pairs) => {
+                pairs.iter_mut().flat_map(|(key, value)| [key, value]).try_for_each(Self::settle)
+            }
+            Self::Bytes(bytes) => bytes.settle(),
+            _ => Ok(()),
+        }
+    }
+
     /// What kind of value this is, for people.
     pub fn kind(&self) -> &'static str {
         match self {

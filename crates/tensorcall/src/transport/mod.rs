@@ -10,8 +10,10 @@
 
 pub(crate) mod alarm;
 pub(crate) mod connection;
+pub mod group;
 pub(crate) mod host;
 pub mod memory;
+pub(crate) mod proving;
 pub(crate) mod reactor;
 pub(crate) mod socket;
 pub(crate) mod sys;
@@ -156,6 +158,8 @@ pub enum Address {
     },
     /// An endpoint of [`memory`].
     Memory(u64),
+    /// A rank of the [process group](group) that the workers share.
+    Group(u32),
 }
 
 impl fmt::Display for Address {
@@ -164,13 +168,14 @@ impl fmt::Display for Address {
             Self::Tcp(address) => write!(f, "tcp:{address}"),
             Self::Unix { host, name } => write!(f, "unix:{host}/{name}"),
             Self::Memory(number) => write!(f, "memory:{number}"),
+            Self::Group(rank) => write!(f, "group:{rank}"),
         }
     }
 }
 
 /// A text that is no address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not an address (tcp:HOST:PORT, unix:HOST/NAME or memory:NUMBER)")]
+#[error("{0:?} is not an address (tcp:HOST:PORT, unix:HOST/NAME, memory:NUMBER or group:RANK)")]
 pub struct InvalidAddress(String);
 
 impl FromStr for Address {
@@ -185,6 +190,7 @@ impl FromStr for Address {
                 Ok(Self::Unix { host: host.to_owned(), name: name.to_owned() })
             }
             ("memory", rest) => rest.parse().map(Self::Memory).map_err(|_| invalid()),
+            ("group", rest) => rest.parse().map(Self::Group).map_err(|_| invalid()),
             _ => Err(invalid()),
         }
     }
@@ -196,10 +202,10 @@ mod tests {
 
     #[test]
     fn an_address_reads_as_it_is_written() {
-        for text in ["tcp:127.0.0.1:80", "tcp:[::1]:9", "unix:3f-40265/tensorcall-1", "memory:7"] {
+        for text in ["tcp:127.0.0.1:80", "tcp:[::1]:9", "unix:3f-40265/tensorcall-1", "memory:7", "group:3"] {
             assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
         }
-        for text in ["", "tcp:", "tcp:host:1", "unix:x", "memory:-1", "ib:0"] {
+        for text in ["", "tcp:", "tcp:host:1", "unix:x", "memory:-1", "group:", "ib:0"] {
             assert!(text.parse::<Address>().is_err(), "{text}");
         }
     }

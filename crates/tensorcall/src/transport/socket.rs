@@ -74,7 +74,7 @@ pub(crate) fn start_connect(address: &Address) -> io::Result<Fd> {
             let result = connect(&fd, &SocketAddrUnix::new_abstract_name(name.as_bytes())?);
             (fd, result)
         }
-        Address::Memory(_) => return Err(io::ErrorKind::Unsupported.into()),
+        Address::Memory(_) | Address::Group(_) => return Err(io::ErrorKind::Unsupported.into()),
     };
     match result {
         Ok(()) | Err(rustix::io::Errno::INPROGRESS) => Ok(fd),

@@ -12,6 +12,7 @@ use tensorcall::engine::buffer::{ALIGNMENT, Buffer, Region};
 use tensorcall::engine::proto::ids::{Identity, Incarnation, Rank, WorkerName};
 use tensorcall::engine::proto::wire::message::{Encoding, FailureKind, FunctionRef};
 use tensorcall::engine::transport::Address;
+use tensorcall::engine::transport::group::Fabric;
 use tensorcall::engine::transport::memory::Hub;
 use tensorcall::engine::{
     Agent, AgentConfig, Error, Handler, InboundCall, PeerInfo, Request, Responder, Result, RpcFuture,
@@ -95,17 +96,22 @@ pub(crate) enum Kind {
     Memory,
     Unix,
     Tcp,
+    /// A process group, received from by rank or from any.
+    Group {
+        any_source: bool,
+    },
 }
 
 impl Kind {
     pub(crate) const ALL: [Self; 3] = [Self::Memory, Self::Unix, Self::Tcp];
     pub(crate) const SOCKETS: [Self; 2] = [Self::Unix, Self::Tcp];
 
-    pub(crate) fn of(address: &Address) -> Self {
+    pub(crate) fn names(self, address: &Address) -> bool {
         match address {
-            Address::Memory(_) => Self::Memory,
-            Address::Unix { .. } => Self::Unix,
-            Address::Tcp(_) => Self::Tcp,
+            Address::Memory(_) => self == Self::Memory,
+            Address::Unix { .. } => self == Self::Unix,
+            Address::Tcp(_) => self == Self::Tcp,
+            Address::Group(_) => matches!(self, Self::Group { .. }),
         }
     }
 }
@@ -134,6 +140,7 @@ pub(crate) fn strangers(
     functions: impl Fn() -> Functions,
 ) -> Vec<Agent> {
     let hub = Hub::new();
+    let fabric = Fabric::new(count, kind != (Kind::Group { any_source: false }));
     let start = |number| {
         let mut config = config(number);
         adjust(&mut config);
@@ -141,6 +148,7 @@ pub(crate) fn strangers(
         match kind {
             Kind::Memory => Agent::start_in_memory(config, handler, &hub).unwrap(),
             Kind::Unix | Kind::Tcp => Agent::start(config, handler).unwrap(),
+            Kind::Group { .. } => Agent::start_over_group(config, handler, fabric.member(number)).unwrap(),
         }
     };
     (0..count).map(start).collect()
@@ -155,7 +163,7 @@ pub(crate) fn info(agent: &Agent) -> PeerInfo {
 /// The same with addresses of one kind only.
 pub(crate) fn info_over(kind: Kind, agent: &Agent) -> PeerInfo {
     let mut info = info(agent);
-    info.addresses.retain(|address| Kind::of(address) == kind);
+    info.addresses.retain(|address| kind.names(address));
     assert_eq!(info.addresses.len(), 1, "an agent has one address of a kind");
     info
 }

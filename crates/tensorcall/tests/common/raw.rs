@@ -33,7 +33,7 @@ impl Wire {
                 let address = UnixAddress::from_abstract_name(name).unwrap();
                 Self::Unix(UnixStream::connect_addr(&address).unwrap())
             }
-            Address::Memory(_) => panic!("memory has no sockets"),
+            Address::Memory(_) | Address::Group(_) => panic!("no socket is there"),
         };
         wire.set_limit(SOON);
         wire
@@ -173,7 +173,7 @@ impl Listener {
                 });
                 (Self::Unix(listener), Address::Unix { host: host.unwrap(), name })
             }
-            Kind::Memory => panic!("memory has no sockets"),
+            Kind::Memory | Kind::Group { .. } => panic!("no socket is there"),
         }
     }
 

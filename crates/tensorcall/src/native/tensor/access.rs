@@ -32,6 +32,7 @@ impl Tensor {
         if self.bytes.get_mut().is_none() {
             self.bytes = self.bytes.copied()?;
         }
+        self.graph = None;
         let bytes = self.bytes.get_mut().unwrap_or_default();
         bytemuck::try_cast_slice_mut(bytes)
             .map_err(|error| Error::usage(format!("a tensor's memory: {error}")))

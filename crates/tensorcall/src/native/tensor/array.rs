@@ -54,7 +54,7 @@ impl<T: Element, D: Dimension> TryFrom<ArrayBase<OwnedRepr<T>, D>> for Tensor {
         let (elements, first) = array.into_raw_vec_and_offset();
         let start = first.unwrap_or(0) * size;
         let bytes = Bytes::from_owner(Elements(elements)).slice(start..start + len);
-        Ok(Self { dtype: T::DTYPE, shape, strides, bytes })
+        Ok(Self { dtype: T::DTYPE, shape, strides, bytes, graph: None })
     }
 }
 

@@ -20,6 +20,7 @@ pub use tensorcall_proto::wire::DType;
 
 pub use self::element::Element;
 use super::bytes::Bytes;
+use crate::autograd::Graph;
 use crate::error::{Error, Result};
 
 /// An array of numbers: a type of elements, a shape, and memory that clones and views share.
@@ -44,6 +45,8 @@ pub struct Tensor {
     strides: Vec<usize>,
     /// From the first element that is shown to the last; all of them lie in it.
     bytes: Bytes,
+    /// Where it is in the graphs of this worker, as long as it is as it was made or received.
+    graph: Option<Graph>,
 }
 
 impl Tensor {
@@ -55,7 +58,7 @@ impl Tensor {
     /// [`ErrorKind::Io`](crate::ErrorKind::Io) if there is no memory for them.
     pub fn zeros(dtype: DType, shape: &[usize]) -> Result<Self> {
         let bytes = Bytes::zeroed(byte_len(dtype, shape)?)?;
-        Ok(Self { dtype, shape: shape.to_vec(), strides: contiguous(shape), bytes })
+        Ok(Self { dtype, shape: shape.to_vec(), strides: contiguous(shape), bytes, graph: None })
     }
 
     /// A tensor with these elements, row after row, without copying them.
@@ -66,7 +69,7 @@ impl Tensor {
     pub fn from_vec<T: Element>(elements: Vec<T>, shape: &[usize]) -> Result<Self> {
         check_count(elements.len(), shape)?;
         let bytes = Bytes::from_owner(element::Elements(elements));
-        Ok(Self { dtype: T::DTYPE, shape: shape.to_vec(), strides: contiguous(shape), bytes })
+        Ok(Self { dtype: T::DTYPE, shape: shape.to_vec(), strides: contiguous(shape), bytes, graph: None })
     }
 
     /// A tensor with a copy of these elements, row after row.
@@ -84,7 +87,7 @@ impl Tensor {
     /// A tensor without dimensions: one element.
     pub fn scalar<T: Element>(element: T) -> Self {
         let bytes = Bytes::from_owner(element::Elements(vec![element]));
-        Self { dtype: T::DTYPE, shape: Vec::new(), strides: Vec::new(), bytes }
+        Self { dtype: T::DTYPE, shape: Vec::new(), strides: Vec::new(), bytes, graph: None }
     }
 
     /// The elements that `bytes` are, row after row. They are copied only if they are not aligned as their
@@ -103,7 +106,7 @@ impl Tensor {
         }
         let aligned = bytes.as_ptr().addr().is_multiple_of(item_size(dtype));
         let bytes = if aligned { bytes } else { bytes.copied()? };
-        Ok(Self { dtype, shape: shape.to_vec(), strides: contiguous(shape), bytes })
+        Ok(Self { dtype, shape: shape.to_vec(), strides: contiguous(shape), bytes, graph: None })
     }
 
     /// The type of the elements.
@@ -143,6 +146,22 @@ impl Tensor {
     /// in between.
     pub fn bytes(&self) -> &Bytes {
         &self.bytes
+    }
+
+    /// Where this tensor is in the graphs of this worker.
+    pub(crate) fn graph(&self) -> Option<&Graph> {
+        self.graph.as_ref()
+    }
+
+    /// Gives lent memory back, and has a copy of it from now on.
+    #[cfg(feature = "candle")]
+    pub(crate) fn settle(&mut self) -> Result<()> {
+        self.bytes.settle()
+    }
+
+    /// The same tensor, which is there in the graphs of this worker.
+    pub(crate) fn with_graph(self, graph: Graph) -> Self {
+        Self { graph: Some(graph), ..self }
     }
 }
 

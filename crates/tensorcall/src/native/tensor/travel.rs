@@ -42,7 +42,7 @@ impl Tensor {
         let start = size(desc.offset)?;
         let end = start.checked_add(size(extent)?).filter(|&end| end <= buffer.len());
         let end = end.ok_or_else(|| ConversionError::new("a tensor ends beyond its memory"))?;
-        Ok(Self { dtype: desc.dtype, shape, strides, bytes: buffer.slice(start..end) })
+        Ok(Self { dtype: desc.dtype, shape, strides, bytes: buffer.slice(start..end), graph: None })
     }
 }
 

@@ -16,6 +16,7 @@ impl Tensor {
         let mut tensor = self.contiguous()?;
         tensor.strides = contiguous(shape);
         tensor.shape = shape.to_vec();
+        tensor.graph = None;
         Ok(tensor)
     }
 
@@ -30,6 +31,7 @@ impl Tensor {
         let mut view = self.clone();
         view.shape.swap(one, other);
         view.strides.swap(one, other);
+        view.graph = None;
         Ok(view)
     }
 
@@ -68,7 +70,7 @@ impl Tensor {
         let dims = shape.iter().zip(&strides);
         let last: usize = dims.map(|(&size, &stride)| size.saturating_sub(1) * stride).sum();
         let range = if shape.contains(&0) { 0..0 } else { start * size..(start + last + 1) * size };
-        Self { dtype: self.dtype, shape, strides, bytes: self.bytes.slice(range) }
+        Self { dtype: self.dtype, shape, strides, bytes: self.bytes.slice(range), graph: None }
     }
 
     fn check_dim(&self, dim: usize) -> Result<()> {

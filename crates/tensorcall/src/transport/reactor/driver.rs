@@ -11,14 +11,15 @@ use tensorcall_proto::connection::Inbox;
 use tensorcall_proto::ids::Identity;
 use tensorcall_proto::wire::limits::Limits;
 
-use super::greeting::{GREETING_LIMIT, Handshake};
+use super::greeting::GREETING_LIMIT;
 use super::reading::Allocator;
-use super::{Command, Credentials, Shared, WAKE, link_token, listener_index, token_link};
+use super::{Command, Shared, WAKE, link_token, listener_index, token_link};
 use crate::buffer::BufferPool;
 use crate::clock::now;
 use crate::fork::Fd;
 use crate::spin::Spin;
 use crate::transport::connection::Connection;
+use crate::transport::proving::{Credentials, Handshake};
 use crate::transport::socket::{self, ListenSocket};
 use crate::transport::{Address, Closed, Events, LinkId};
 

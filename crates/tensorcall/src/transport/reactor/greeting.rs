@@ -12,15 +12,15 @@ use std::time::Duration;
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use tensorcall_proto::connection::Inbox;
-use tensorcall_proto::handshake::{Expect, Initiator, Responder, Role};
 use tensorcall_proto::ids::Identity;
 
 use super::driver::{Attempt, Driver, End, Socket, Stage};
+use super::listener_token;
 use super::reading::{Allocator, dispatch};
-use super::{Credentials, listener_token};
 use crate::clock::now;
 use crate::fork::Fd;
 use crate::transport::connection::Connection;
+use crate::transport::proving::Handshake;
 use crate::transport::socket;
 use crate::transport::{Events, Link, LinkId};
 
@@ -31,11 +31,6 @@ pub(super) const GREETING_LIMIT: Duration = Duration::from_secs(5);
 const GREETING_PLACES: usize = 128;
 /// Pause in accepting when the system has no descriptor or memory for a connection.
 const DEAF: Duration = Duration::from_millis(500);
-
-pub(super) enum Handshake {
-    Initiator(Initiator),
-    Responder(Responder),
-}
 
 impl Driver {
     pub(super) fn accept(&mut self, index: usize, events: &dyn Events) {
@@ -85,8 +80,7 @@ impl Driver {
 
     fn greet_accepted(&mut self, fd: Fd, peer: String, events: &dyn Events) -> io::Result<()> {
         let link = events.next_link();
-        let Credentials { me, job, secret } = &self.credentials;
-        let handshake = Handshake::Responder(Responder::new(secret, job, me.clone(), nonce()?));
+        let handshake = Handshake::responder(&self.credentials)?;
         let stage = Stage::Greeting { handshake: Box::new(handshake), unsent: Vec::new(), attempt: None };
         self.register(Connection::new(link, Arc::clone(&self.shared)), fd, stage, peer, EventFlags::IN)?;
         self.greeting += 1;
@@ -95,19 +89,14 @@ impl Driver {
 
     pub(super) fn start_greeting(&mut self, link: LinkId) -> Result<(), End> {
         let Some(socket) = self.sockets.get_mut(&link) else { return Ok(()) };
-        let Credentials { me, job, secret } = &self.credentials;
-        let placeholder =
-            Stage::Connecting(Attempt { peer: me.clone(), rest: VecDeque::new(), tried: Vec::new() });
+        let me = self.credentials.me.clone();
+        let placeholder = Stage::Connecting(Attempt { peer: me, rest: VecDeque::new(), tried: Vec::new() });
         let Stage::Connecting(attempt) = std::mem::replace(&mut socket.stage, placeholder) else {
             return Ok(());
         };
-        let expect = Expect { rank: attempt.peer.rank, incarnation: Some(attempt.peer.incarnation) };
-        let initiator = Initiator::new(secret, job, me.clone(), expect, Role::Calls, nonce()?);
-        socket.stage = Stage::Greeting {
-            handshake: Box::new(Handshake::Initiator(initiator)),
-            unsent: Vec::new(),
-            attempt: Some(attempt),
-        };
+        let handshake = Handshake::to(&attempt.peer, &self.credentials)?;
+        socket.stage =
+            Stage::Greeting { handshake: Box::new(handshake), unsent: Vec::new(), attempt: Some(attempt) };
         self.shared.set_interest(link, &socket.fd, EventFlags::IN)?;
         Ok(())
     }
@@ -179,46 +168,6 @@ impl Driver {
     }
 }
 
-impl Handshake {
-    fn feed(&mut self, bytes: &[u8]) -> Result<(), String> {
-        match self {
-            Self::Initiator(side) => side.feed(bytes).map_err(|error| error.to_string()),
-            Self::Responder(side) => side.feed(bytes).map_err(|error| error.to_string()),
-        }
-    }
-
-    /// Whether the peer has named our job.
-    pub(super) fn knows_job(&self) -> bool {
-        match self {
-            Self::Initiator(_) => true,
-            Self::Responder(side) => side.knows_job(),
-        }
-    }
-
-    /// What it means that the peer closes the connection now.
-    fn closed(&self) -> String {
-        match self {
-            Self::Initiator(side) => side.closed().to_string(),
-            Self::Responder(side) => side.closed().to_string(),
-        }
-    }
-
-    fn poll_send(&mut self) -> Option<Vec<u8>> {
-        match self {
-            Self::Initiator(side) => side.poll_send(),
-            Self::Responder(side) => side.poll_send(),
-        }
-    }
-
-    fn done(&mut self) -> Option<(Identity, Vec<u8>)> {
-        let established = match self {
-            Self::Initiator(side) => side.done(),
-            Self::Responder(side) => side.done(),
-        };
-        established.map(|established| (established.peer, established.leftover))
-    }
-}
-
 /// Writes what the socket takes and drops it from `unsent`.
 fn write_some(fd: &Fd, unsent: &mut Vec<u8>) -> io::Result<()> {
     while !unsent.is_empty() {
@@ -230,10 +179,4 @@ fn write_some(fd: &Fd, unsent: &mut Vec<u8>) -> io::Result<()> {
         }
     }
     Ok(())
-}
-
-fn nonce() -> io::Result<[u8; 32]> {
-    let mut nonce = [0; 32];
-    getrandom::fill(&mut nonce).map_err(io::Error::other)?;
-    Ok(nonce)
 }

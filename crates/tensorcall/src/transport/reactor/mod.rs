@@ -29,6 +29,7 @@ use self::reading::SCRATCH;
 use super::alarm::Alarm;
 use super::connection::Connection;
 use super::host;
+use super::proving::Credentials;
 use super::socket::ListenSocket;
 use super::{Address, Events, Link, LinkId, Transport};
 use crate::buffer::BufferPool;
@@ -37,13 +38,6 @@ use crate::error::{Error, Result};
 use crate::spin::Spin;
 
 const WAKE: u64 = 0;
-
-/// Who we are and what proves it.
-pub(crate) struct Credentials {
-    pub(crate) me: Identity,
-    pub(crate) job: String,
-    pub(crate) secret: Vec<u8>,
-}
 
 /// What other threads use of the reactor.
 #[derive(Debug)]
@@ -152,7 +146,7 @@ impl Transport for Reactor {
         match address {
             Address::Tcp(_) => true,
             Address::Unix { host, .. } => *host == self.host,
-            Address::Memory(_) => false,
+            Address::Memory(_) | Address::Group(_) => false,
         }
     }
 

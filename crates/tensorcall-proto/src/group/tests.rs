@@ -1,0 +1,376 @@
+use std::collections::VecDeque;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::connection::Segment;
+use crate::ids::MessageId;
+use crate::wire::Descriptor;
+use crate::wire::frame::Priority;
+use crate::wire::limits::Limits;
+use crate::wire::message::{Call, Encoding, FunctionRef, Message};
+use crate::wire::tensor::BufferDesc;
+
+const LINK: WireLink = WireLink { opened_here: true, number: 5 };
+
+/// Memory of a test: plain bytes; a target says which of them.
+#[derive(Debug, Clone, Default)]
+struct Heap;
+
+#[derive(Debug)]
+struct Wide {
+    bytes: std::rc::Rc<std::cell::RefCell<Vec<u8>>>,
+    next: usize,
+}
+
+#[derive(Debug)]
+struct Target {
+    bytes: std::rc::Rc<std::cell::RefCell<Vec<u8>>>,
+    start: usize,
+}
+
+impl Places for Heap {
+    type Memory = Vec<u8>;
+    type Wide = Wide;
+    type Target = Target;
+
+    fn allocate(&mut self, len: u64) -> Option<Vec<u8>> {
+        Some(vec![0; usize::try_from(len).ok()?])
+    }
+
+    fn allocate_wide(&mut self, len: u64) -> Option<Wide> {
+        Some(Wide { bytes: std::rc::Rc::new(self.allocate(len)?.into()), next: 0 })
+    }
+
+    fn carve(&mut self, wide: &mut Wide, len: u64) -> Option<Target> {
+        let start = wide.next;
+        wide.next += usize::try_from(len).ok()?;
+        Some(Target { bytes: std::rc::Rc::clone(&wide.bytes), start })
+    }
+
+    fn close(&mut self, wide: Wide) -> Option<Vec<u8>> {
+        Some(wide.bytes.borrow().clone())
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Bytes(std::rc::Rc<Vec<u8>>);
+
+impl Segment for Bytes {
+    fn size(&self) -> u64 {
+        self.0.len() as u64
+    }
+}
+
+/// A message whose number is its id.
+#[derive(Debug, Clone, PartialEq)]
+struct Sent {
+    id: u64,
+    parts: Vec<Vec<u8>>,
+}
+
+fn parcel(sent: &Sent) -> Parcel<Bytes> {
+    let call = Call {
+        id: MessageId::new(sent.id),
+        function: FunctionRef::InPayload,
+        encoding: Encoding::Bytes,
+        timeout_us: None,
+        nested: false,
+        autograd: None,
+        creates: None,
+    };
+    let lens: Vec<_> = sent.parts.iter().map(|part| part.len() as u64).collect();
+    let buffers = lens[1..].iter().map(|&len| BufferDesc::body(len)).collect();
+    let descriptor = Descriptor { buffers, ..Descriptor::with_payload(Message::Call(call), lens[0]) };
+    let mut narrow = descriptor.encode();
+    let control_len = u32::try_from(narrow.len()).unwrap();
+    let mut wide = Vec::new();
+    for part in &sent.parts {
+        if is_wide(part.len() as u64) {
+            wide.push(Bytes(std::rc::Rc::new(part.clone())));
+        } else {
+            narrow.extend_from_slice(part);
+        }
+    }
+    let id = Some(MessageId::new(sent.id));
+    Parcel { link: LINK, id, priority: descriptor.priority(), narrow, control_len, wide }
+}
+
+/// Two ranks and what is between them.
+struct World {
+    out: Departures<Bytes>,
+    arrivals: Arrivals<Heap>,
+    flying: VecDeque<PieceOut<Bytes>>,
+    expected: Vec<(u64, Option<Target>)>,
+    received: Vec<Sent>,
+    sent: Vec<u64>,
+    others: Vec<Arrival<Vec<u8>, Target>>,
+}
+
+impl World {
+    fn new(window: usize) -> Self {
+        let mut arrivals = Arrivals::new(0, 1, Limits::default(), Heap);
+        arrivals.open(LINK.mirrored());
+        Self {
+            out: Departures::new(0, 1, window),
+            arrivals,
+            flying: VecDeque::new(),
+            expected: Vec::new(),
+            received: Vec::new(),
+            sent: Vec::new(),
+            others: Vec::new(),
+        }
+    }
+
+    /// One envelope crosses, if there is one.
+    fn envelope(&mut self) -> bool {
+        let Some(Envelope { bytes, finishes }) = self.out.poll_envelope() else { return false };
+        assert!(bytes.len() <= ENVELOPE);
+        self.out.envelope_sent(&finishes, |_, id| self.sent.push(id.get()));
+        while let Some(piece) = self.out.poll_piece() {
+            self.flying.push_back(piece);
+        }
+        self.arrivals.feed(&bytes).unwrap();
+        self.look();
+        true
+    }
+
+    /// The piece at this place among those on their way arrives.
+    fn piece(&mut self, place: usize) {
+        let piece = self.flying.remove(place).unwrap();
+        let Some(place) = self.expected.iter().position(|(number, _)| *number == piece.number) else {
+            return self.flying.push_back(piece);
+        };
+        let (number, target) = self.expected.remove(place);
+        if let Some(Target { bytes, start }) = target {
+            let offset = usize::try_from(piece.offset).unwrap();
+            let len = usize::try_from(piece.len).unwrap();
+            let source = &piece.segment.0[offset..offset + len];
+            bytes.borrow_mut()[start..start + len].copy_from_slice(source);
+        }
+        self.out.piece_sent(number, |_, id| self.sent.push(id.get()));
+        self.arrivals.landed(number);
+        self.look();
+    }
+
+    fn look(&mut self) {
+        while let Some(arrival) = self.arrivals.poll() {
+            match arrival {
+                Arrival::Piece { number, target, .. } => self.expected.push((number, target)),
+                Arrival::Message { arrived, .. } => {
+                    let Message::Call(call) = arrived.descriptor.message else { panic!("a call was sent") };
+                    let parts = std::iter::once(arrived.payload).chain(arrived.buffers).collect();
+                    self.received.push(Sent { id: call.id.get(), parts });
+                }
+                other => self.others.push(other),
+            }
+        }
+    }
+
+    fn run(&mut self) {
+        while self.envelope() || !self.flying.is_empty() {
+            if !self.flying.is_empty() {
+                self.piece(0);
+            }
+        }
+    }
+}
+
+fn bytes(len: usize, seed: u64) -> Vec<u8> {
+    let block: Vec<u8> = (0..251).map(|i| i ^ seed.to_le_bytes()[0]).collect();
+    block.iter().copied().cycle().take(len).collect()
+}
+
+fn message(id: u64, lens: &[usize]) -> Sent {
+    Sent { id, parts: lens.iter().map(|&len| bytes(len, id)).collect() }
+}
+
+#[test]
+fn a_message_with_parts_of_all_sizes_arrives_whole_and_is_reported_sent_once() {
+    let mut world = World::new(2);
+    let narrow = usize::try_from(NARROW).unwrap();
+    let sent = message(1, &[10, 0, narrow, narrow + 1, 3, 20 << 20, 100]);
+
+    world.out.push(parcel(&sent));
+    world.run();
+
+    assert!(world.received == [sent]);
+    assert_eq!(world.sent, [1]);
+    assert!(world.out.is_empty() && world.expected.is_empty());
+}
+
+#[test]
+fn a_small_message_passes_a_large_one_that_is_under_way() {
+    let mut world = World::new(1);
+    world.out.push(parcel(&message(1, &[17 << 20])));
+    world.envelope();
+
+    world.out.push(parcel(&message(2, &[10])));
+    world.envelope();
+
+    assert_eq!(world.received.iter().map(|sent| sent.id).collect::<Vec<_>>(), [2]);
+    world.run();
+    assert_eq!(world.received.len(), 2);
+}
+
+#[test]
+fn large_messages_are_handed_on_in_order_although_their_pieces_arrive_in_any() {
+    let mut world = World::new(4);
+    world.out.push(parcel(&message(1, &[260 << 10])));
+    world.out.push(parcel(&message(2, &[260 << 10])));
+    world.envelope();
+
+    world.piece(1);
+    assert!(world.received.is_empty());
+    world.piece(0);
+
+    assert_eq!(world.received.iter().map(|sent| sent.id).collect::<Vec<_>>(), [1, 2]);
+}
+
+#[test]
+fn many_small_messages_share_an_envelope() {
+    let mut world = World::new(1);
+    for id in 0..64 {
+        world.out.push(parcel(&message(id, &[200])));
+    }
+
+    world.envelope();
+
+    assert_eq!(world.received.len(), 64);
+}
+
+#[test]
+fn a_link_is_closed_after_what_was_queued_on_it() {
+    let mut world = World::new(1);
+    world.out.push(parcel(&message(1, &[20 << 20])));
+    world.out.close(LINK, "done");
+    world.out.bye();
+
+    world.run();
+
+    assert_eq!(world.received.len(), 1);
+    let [Arrival::Closed { link, text }, Arrival::Bye] = &world.others[..] else {
+        panic!("{:?}", world.others)
+    };
+    assert_eq!((*link, text.as_str()), (LINK.mirrored(), "done"));
+}
+
+#[test]
+fn after_a_lost_envelope_its_pieces_are_taken_and_dropped_and_new_ones_find_their_place() {
+    let mut world = World::new(2);
+    world.out.push(parcel(&message(1, &[20 << 20])));
+    let lost = world.out.poll_envelope().unwrap();
+    let mut damaged = lost.bytes.clone();
+    damaged[40] ^= 4;
+    while let Some(piece) = world.out.poll_piece() {
+        world.flying.push_back(piece);
+    }
+    assert_eq!(world.arrivals.feed(&damaged), Err(EnvelopeError::Checksum));
+    world.out.envelope_sent(&lost.finishes, |_, _| {});
+
+    // As the other rank is told by a reset.
+    world.arrivals.close(LINK.mirrored());
+    drop(world.out.forget(LINK));
+    world.out.announce_again();
+    world.run();
+    assert!(world.flying.is_empty() && world.received.is_empty() && world.out.is_empty());
+
+    world.arrivals.open(LINK.mirrored());
+    let second = message(2, &[9 << 20]);
+    world.out.push(parcel(&second));
+    world.run();
+    assert!(world.received == [second]);
+}
+
+#[test]
+fn what_comes_on_a_link_that_is_not_open_takes_no_memory_and_harms_nothing() {
+    let mut world = World::new(2);
+    world.arrivals.close(LINK.mirrored());
+    world.out.push(parcel(&message(1, &[100, 1 << 20])));
+
+    world.run();
+
+    assert!(world.received.is_empty() && world.others.is_empty() && world.flying.is_empty());
+}
+
+#[test]
+fn a_descriptor_that_makes_no_sense_ends_its_link_alone() {
+    let mut world = World::new(2);
+    let mut parcel = parcel(&message(1, &[100]));
+    parcel.narrow[0] = 99;
+    world.out.push(parcel);
+    let other = WireLink { number: 6, ..LINK };
+    world.arrivals.open(other.mirrored());
+
+    world.run();
+    world.out.push(Parcel { link: other, ..super::tests::parcel(&message(2, &[1])) });
+    world.run();
+
+    assert!(matches!(&world.others[..], [Arrival::Broken { link, .. }] if *link == LINK.mirrored()));
+    assert_eq!(world.received.len(), 1);
+}
+
+#[test]
+fn narrow_bytes_that_do_not_add_up_end_the_link() {
+    for surplus in [-1i64, 1] {
+        let mut world = World::new(2);
+        let mut parcel = parcel(&message(1, &[100]));
+        let len = usize::try_from(i64::try_from(parcel.narrow.len()).unwrap() + surplus).unwrap();
+        parcel.narrow.resize(len, 0);
+        world.out.push(parcel);
+
+        world.run();
+
+        assert!(matches!(&world.others[..], [Arrival::Broken { .. }]), "{surplus}");
+    }
+}
+
+#[test]
+fn tags_of_pieces_are_neither_that_of_envelopes_nor_beyond_what_groups_have() {
+    for number in [0, 1, PIECE_TAGS - 1, PIECE_TAGS, u64::MAX - 1] {
+        assert!((ENVELOPE_TAG + 1..=32_767).contains(&piece_tag(number)));
+    }
+}
+
+fn any_message() -> impl Strategy<Value = Vec<usize>> {
+    let len = prop_oneof![Just(0), 1..2000usize, 30_000..40_000usize, 100_000..150_000usize];
+    proptest::collection::vec(len, 1..6)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn everything_arrives_whatever_the_order_of_events(
+        messages in proptest::collection::vec(any_message(), 1..10),
+        window in 1..5usize,
+        choices in proptest::collection::vec(any::<u8>(), 0..200),
+    ) {
+        let mut world = World::new(window);
+        let sent: Vec<_> = (0..).zip(&messages).map(|(id, lens)| message(id, lens)).collect();
+        let mut left = sent.iter();
+
+        for choice in choices {
+            match choice % 3 {
+                0 => left.next().into_iter().for_each(|sent| world.out.push(parcel(sent))),
+                1 => drop(world.envelope()),
+                _ if world.flying.is_empty() => {}
+                _ => {
+                    let place = usize::from(choice / 3) % world.flying.len();
+                    world.piece(place);
+                }
+            }
+        }
+        left.for_each(|sent| world.out.push(parcel(sent)));
+        world.run();
+
+        for priority in Priority::ALL {
+            let of = |messages: &[Sent]| -> Vec<Sent> {
+                messages.iter().filter(|sent| parcel(sent).priority == priority).cloned().collect()
+            };
+            prop_assert!(of(&world.received) == of(&sent));
+        }
+        prop_assert_eq!(world.sent.len(), sent.len());
+        prop_assert!(world.out.is_empty());
+    }
+}

@@ -1,0 +1,256 @@
+//! Agents over a process group: what the group does to them, and that they need nothing else.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use common::gate::Gate;
+use common::{
+    Functions, SOON, answer, ask, call, config, deadline, eventually, finish, info, leave_together, now,
+    pattern, rank, request, thread,
+};
+use tensorcall::engine::body::Body;
+use tensorcall::engine::buffer::Region;
+use tensorcall::engine::proto::ids::WorkerName;
+use tensorcall::engine::proto::wire::message::Encoding;
+use tensorcall::engine::proto::wire::tensor::{DType, TensorDesc};
+use tensorcall::engine::transport::group::{Fabric, ProcessGroup};
+use tensorcall::engine::{Agent, ErrorKind};
+
+fn functions() -> Functions {
+    Functions::default().plain("echo", <[u8]>::to_vec)
+}
+
+/// Agents that met over a group.
+fn agents(fabric: &Arc<Fabric>, count: u32, functions: impl Fn() -> Functions) -> Vec<Agent> {
+    let start = |number| {
+        Agent::start_over_group(config(number), Arc::new(functions()), fabric.member(number)).unwrap()
+    };
+    let agents: Vec<_> = (0..count).map(start).collect();
+    let meeting = |agent: &Agent| {
+        let agent = agent.clone();
+        thread(move || agent.meet(SOON).unwrap())
+    };
+    let meetings: Vec<_> = agents.iter().map(meeting).collect();
+    meetings.iter().for_each(finish);
+    agents
+}
+
+#[test]
+fn workers_meet_by_name_and_call_each_other_without_a_socket() {
+    let fabric = Fabric::new(3, true);
+    let agents = agents(&fabric, 3, functions);
+
+    assert!(
+        agents.iter().all(|agent| !agent.contact().contains("tcp:") && !agent.contact().contains("unix:"))
+    );
+    assert_eq!(agents[0].rank_of(&WorkerName::parse("worker2").unwrap()), Some(rank(2)));
+    for (from, to) in [(0, 1), (1, 2), (2, 0), (1, 1)] {
+        assert_eq!(ask(&agents[from], to, "echo", b"hello").unwrap(), b"hello");
+    }
+    leave_together(agents);
+}
+
+#[test]
+fn a_group_of_one_works() {
+    let fabric = Fabric::new(1, false);
+    let agents = agents(&fabric, 1, functions);
+
+    assert_eq!(ask(&agents[0], 0, "echo", b"me").unwrap(), b"me");
+    agents[0].sync(Some(deadline(SOON))).unwrap();
+    leave_together(agents);
+}
+
+#[test]
+fn two_workers_of_one_name_do_not_meet() {
+    let fabric = Fabric::new(2, true);
+    let start = |number| {
+        let mut config = config(number);
+        config.name = WorkerName::parse("same").unwrap();
+        Agent::start_over_group(config, Arc::new(functions()), fabric.member(number)).unwrap()
+    };
+    let agents = [start(0), start(1)];
+
+    let meetings = agents.clone().map(|agent| thread(move || agent.meet(SOON).unwrap_err()));
+
+    for meeting in &meetings {
+        assert!(finish(meeting).to_string().contains("not unique"));
+    }
+}
+
+#[test]
+fn a_worker_that_meets_nobody_fails_in_time() {
+    let fabric = Fabric::new(2, true);
+    let agent = Agent::start_over_group(config(0), Arc::new(functions()), fabric.member(0)).unwrap();
+    let start = now();
+
+    let error = agent.meet(Duration::from_millis(100)).unwrap_err();
+
+    assert_eq!(error.kind(), ErrorKind::Timeout);
+    agent.close(false, now());
+    assert!(start.elapsed() < SOON);
+}
+
+#[test]
+fn a_lost_rank_is_reported_by_name_and_harms_no_other() {
+    let answers = Gate::default();
+    let functions = || {
+        let answers = answers.clone();
+        functions().plain("answer later", move |_| {
+            answers.pass();
+            Vec::new()
+        })
+    };
+    let fabric = Fabric::new(3, false);
+    let agents = agents(&fabric, 3, functions);
+    let pending = call(&agents[0], 1, "answer later", b"").unwrap();
+    answers.await_arrivals(1);
+
+    fabric.lose(1);
+
+    let error = answer(&pending).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::PeerLost);
+    let text = error.to_string();
+    assert!(
+        text.contains("worker1") && text.contains("lost rank 1") && text.contains("answer later"),
+        "{text}"
+    );
+    assert_eq!(ask(&agents[0], 1, "echo", b"").unwrap_err().kind(), ErrorKind::PeerLost);
+    eventually("worker1 is lost for worker0", || agents[0].gone() == [rank(1)]);
+    assert_eq!(ask(&agents[0], 2, "echo", b"x").unwrap(), b"x");
+    answers.open();
+}
+
+#[test]
+fn where_a_group_does_not_tell_of_a_loss_the_deadline_does() {
+    let fabric = Fabric::new(2, true);
+    let agents = agents(&fabric, 2, functions);
+    ask(&agents[0], 1, "echo", b"").unwrap();
+    fabric.delay(Duration::from_secs(3600));
+
+    let future = agents[0].call(rank(1), request("echo", b"", Some(Duration::from_millis(50)))).unwrap();
+
+    assert_eq!(answer(&future).unwrap_err().kind(), ErrorKind::Timeout);
+    let start = now();
+    agents.iter().for_each(|agent| agent.close(false, now()));
+    assert!(start.elapsed() < Duration::from_secs(10), "aborted in bounded time");
+}
+
+#[test]
+fn a_damaged_message_costs_its_links_and_the_next_call_works() {
+    for large in [10, 3 << 20] {
+        let fabric = Fabric::new(2, false);
+        let agents = agents(&fabric, 2, functions);
+        ask(&agents[0], 1, "echo", b"all is well").unwrap();
+        let left = Arc::new(AtomicU32::new(1));
+        fabric.tamper({
+            let left = Arc::clone(&left);
+            move |from, _, tag, bytes| {
+                if (from, tag) == (0, 1) && left.swap(0, Ordering::Relaxed) == 1 {
+                    bytes[45] ^= 0x10;
+                }
+            }
+        });
+
+        let error = ask(&agents[0], 1, "echo", &vec![1; large]).unwrap_err();
+
+        assert_eq!(error.kind(), ErrorKind::PeerLost, "{error}");
+        assert!(error.to_string().contains("damaged"), "{error}");
+        eventually("the way back is found", || ask(&agents[0], 1, "echo", b"again").is_ok());
+        assert_eq!(ask(&agents[0], 1, "echo", &vec![2; large]).unwrap(), vec![2; large]);
+        assert_eq!(ask(&agents[1], 0, "echo", b"and back").unwrap(), b"and back");
+        leave_together(agents);
+    }
+}
+
+#[test]
+fn slow_messages_change_nothing_but_the_time() {
+    let fabric = Fabric::new(2, true);
+    fabric.delay(Duration::from_millis(3));
+    let agents = agents(&fabric, 2, functions);
+
+    let futures: Vec<_> =
+        (0..64).map(|i| call(&agents[0], 1, "echo", &pattern(i * 3000, 1)).unwrap()).collect();
+
+    for (i, future) in futures.iter().enumerate() {
+        assert!(answer(future).unwrap() == pattern(i * 3000, 1), "{i}");
+    }
+    leave_together(agents);
+}
+
+/// Sending goes from the tensor's own memory, and only a copy of the group's, if it makes one, is between.
+#[test]
+fn a_large_tensor_is_sent_from_where_it_lies() {
+    let fabric = Fabric::new(2, true);
+    let agents = agents(&fabric, 2, || {
+        Functions::default().with("size", |call, responder| {
+            let len = call.body.buffers[0].len().to_le_bytes();
+            responder.returned(Encoding::Bytes, Body::of(len.to_vec()));
+        })
+    });
+    let region = Region::from_vec(vec![7; 20 << 20]);
+    let tensors = vec![TensorDesc::contiguous(DType::UInt8, vec![20 << 20], 0)];
+    let mut large = request("size", b"", Some(SOON));
+    large.body = Body { tensors, buffers: vec![region], ..Body::default() };
+
+    let future = agents[0].call(rank(1), large).unwrap();
+
+    assert_eq!(answer(&future).unwrap(), (20usize << 20).to_le_bytes());
+    leave_together(agents);
+}
+
+#[test]
+fn sync_returns_when_nested_calls_are_processed_too() {
+    let done = Arc::new(AtomicU32::new(0));
+    let fabric = Fabric::new(2, true);
+    let other: Arc<std::sync::OnceLock<Agent>> = Arc::default();
+    let agents = agents(&fabric, 2, || {
+        let (done, other) = (Arc::clone(&done), Arc::clone(&other));
+        Functions::default().with("nested", move |call, responder| {
+            let depth = call.body.payload.as_ref()[0];
+            if depth > 0 {
+                let agent = other.get().unwrap();
+                let again = common::call(agent, u32::from(depth) % 2, "nested", &[depth - 1]).unwrap();
+                again.on_done(|| {});
+            }
+            done.fetch_add(1, Ordering::Relaxed);
+            responder.returned(Encoding::Bytes, Body::default());
+        })
+    });
+    other.set(agents[0].clone()).unwrap();
+    call(&agents[0], 1, "nested", &[9]).unwrap().on_done(|| {});
+
+    let syncs = [0, 1].map(|i: usize| {
+        let agent = agents[i].clone();
+        thread(move || agent.sync(Some(deadline(SOON))).unwrap())
+    });
+    syncs.iter().for_each(finish);
+
+    assert_eq!(done.load(Ordering::Relaxed), 10);
+    leave_together(agents);
+}
+
+#[test]
+fn closing_takes_a_moment_although_no_peer_says_anything() {
+    let fabric = Fabric::new(2, false);
+    let agent = Agent::start_over_group(config(0), Arc::new(functions()), fabric.member(0)).unwrap();
+    agent.open(vec![info(&agent)]).unwrap();
+    let start = now();
+
+    agent.close(true, deadline(SOON));
+
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+}
+
+#[test]
+fn a_rank_must_be_its_own_in_the_group() {
+    let member = Fabric::new(2, true).member(1);
+    assert_eq!(member.size(), 2);
+
+    let error = Agent::start_over_group(config(0), Arc::new(functions()), member).unwrap_err();
+
+    assert_eq!(error.kind(), ErrorKind::Usage);
+}

@@ -1,0 +1,108 @@
+"""Programs that know nothing of process groups, on one: by an option of the command, over gloo and MPI."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+LIMIT = 100
+MPIRUN = Path(sys.executable).with_name("mpirun")
+RUN = ("-m", "tensorcall", "run", "--backend", "process_group")
+TRAINING = {"parameter_server": 4, "pipeline": 3, "rnn": 3, "rl": 4}
+"""How many workers each has."""
+
+over_mpi = pytest.mark.skipif(
+    not MPIRUN.exists() or importlib.util.find_spec("mpi4py") is None,
+    reason="needs mpi4py and an MPI beside this Python: pip install mpi4py mpich",
+)
+
+
+def printed(*command: str | Path, **variables: str) -> str:
+    """What a command prints, if it ends well."""
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=ROOT,
+        env=os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"} | variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def mpirun(count: int, *arguments: str | Path) -> tuple[str | Path, ...]:
+    """A command that runs Python with `arguments` on `count` ranks."""
+    return MPIRUN, "-n", str(count), sys.executable, *arguments
+
+
+def steps(text: str) -> list[str]:
+    """The lines that show progress."""
+    return re.findall(r"^step +\d+ .* \d+\.\d+$", text, re.MULTILINE)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT)
+def test_the_example_runs_on_gloo() -> None:
+    text = printed(sys.executable, *RUN, "examples/parallel_calls.py")
+
+    assert text.count("exactly tensor.pow(2)") == 2
+    assert "on 8 threads of worker1" in text
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT)
+@pytest.mark.parametrize("program", TRAINING)
+def test_examples_that_train_run_on_gloo(program: str) -> None:
+    assert len(steps(printed(sys.executable, *RUN, f"examples/train_{program}.py", "--steps", "2"))) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT)
+@over_mpi
+def test_mpi_keeps_what_the_transport_relies_on() -> None:
+    text = printed(*mpirun(3, "python/tests/programs/mpi_group.py"))
+
+    assert sorted(text.splitlines()) == [f"rank {rank} is content" for rank in range(3)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT)
+@over_mpi
+def test_the_example_runs_on_mpi() -> None:
+    """Two workers that are told apart by an argument: mpirun takes a command for each."""
+    first = mpirun(1, *RUN, "examples/parallel_calls.py", "worker1")
+    second = ("-n", "1", sys.executable, *RUN, "examples/parallel_calls.py", "worker2")
+
+    text = printed(*first, ":", *second)
+
+    assert text.count("exactly tensor.pow(2)") == 2
+    assert "on 8 threads of worker1" in text
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT)
+@over_mpi
+@pytest.mark.parametrize("program", TRAINING)
+def test_examples_that_train_run_on_mpi(program: str) -> None:
+    command = mpirun(TRAINING[program], *RUN, f"examples/train_{program}.py", "--steps", "2")
+
+    # No address to meet at: if they met by gloo, they would ask for one.
+    assert len(steps(printed(*command))) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT)
+@over_mpi
+def test_calls_of_all_kinds_reach_all_workers_of_mpi() -> None:
+    text = printed(*mpirun(4, "python/tests/programs/mpi_calls.py"))
+
+    assert sorted(text.splitlines()) == [f"rank {rank} is content" for rank in range(4)]
