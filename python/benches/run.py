@@ -27,7 +27,7 @@ from peers import OURS, OURS_TCP, PEERS, RUST, TORCH, TORCH_UV, WORKLOADS, Peer
 from schedule import Schedule
 from settings import PLACEMENTS, Settings
 
-FULL_SIZES, QUICK_SIZES = ("1K", "64K", "1M", "16M", "256M"), ("64K", "1M", "16M", "256M")
+FULL_SIZES, QUICK_SIZES = ("1K", "64K", "1M", "16M", "256M"), ("1M", "16M", "256M")
 RETRIES = 2
 
 
@@ -101,9 +101,11 @@ def chosen(options: argparse.Namespace) -> list[tuple[Peer, tuple[str, ...]]]:
 def measure(options: argparse.Namespace, peers: list[tuple[Peer, tuple[str, ...]]]) -> list[dict[str, Any]]:
     """All rounds; what is there already is in the file, should this end early."""
     settings = Settings((), options.calls, options.seconds, options.sizes, "free")
-    schedule = Schedule(peers, settings, options.placements, options.workers, options.rust)
+    jobs = 1 if options.quick else options.rounds
+    rest = (options.placements, options.workers, options.rust, options.rounds, jobs)
+    schedule = Schedule(peers, settings, *rest)
     trials: list[dict[str, Any]] = []
-    for trial in schedule.run(options.rounds, again=2 if options.quiet else 0):
+    for trial in schedule.run(again=2 if options.quiet else 0):
         trials.append(trial.as_data())
         if options.json:
             data = {"about": machine.describe(), "trials": trials}

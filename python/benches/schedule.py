@@ -25,6 +25,8 @@ class Run(NamedTuple):
     placement: str
     command: list[str]
     limit: float
+    rounds: int
+    """How many of the rounds it takes part in."""
 
 
 class Schedule:
@@ -37,41 +39,48 @@ class Schedule:
         placements: tuple[str, ...],
         workers: tuple[int, ...],
         rust: Path,
+        rounds: int,
+        rounds_of_jobs: int,
     ) -> None:
+        self._rounds = rounds
         self._by_peer = [
-            self._runs(peer, workloads, settings, placements, workers, rust) for peer, workloads in peers
+            [
+                *self._pairs(peer, workloads, settings, placements, rust),
+                *self._jobs(peer, workloads, workers, rounds_of_jobs),
+            ]
+            for peer, workloads in peers
         ]
 
-    @staticmethod
-    def _runs(
+    def _pairs(
+        self,
         peer: Peer,
         workloads: tuple[str, ...],
         settings: Settings,
         placements: tuple[str, ...],
-        workers: tuple[int, ...],
         rust: Path,
-    ) -> list[Run]:
-        """Pinned to cores only small calls are measured."""
-        runs = []
+    ) -> Iterator[Run]:
+        """Two processes each. Pinned to cores only small calls are measured."""
         for placement in placements:
             wanted = [name for name in workloads if name != "M1" and (placement == "free" or name in SMALL)]
             if wanted:
                 told = replace(settings, workloads=tuple(wanted), placement=placement)
-                loops = 2 * len(settings.sizes) * settings.seconds + 16 * settings.seconds
+                loops = (2 * len(settings.sizes) + 16) * settings.seconds
                 limit = LIMIT + len(wanted) * 2 * loops
-                runs.append(Run(peer, placement, peer.command(told, rust), limit))
-        if "M1" in workloads and "free" in placements:
-            limit = LIMIT + 10.0 * sum(workers)
-            runs.append(Run(peer, "free", peer.scale_command(workers), limit))
-        return runs
+                yield Run(peer, placement, peer.command(told, rust), limit, self._rounds)
 
-    def run(self, rounds: int, again: int) -> Iterator[Trial]:
+    @staticmethod
+    def _jobs(peer: Peer, workloads: tuple[str, ...], workers: tuple[int, ...], rounds: int) -> Iterator[Run]:
+        if "M1" in workloads:
+            limit = LIMIT + 10.0 * sum(workers)
+            yield Run(peer, "free", peer.scale_command(workers), limit, rounds)
+
+    def run(self, again: int) -> Iterator[Trial]:
         """Runs all; a run that others disturbed is repeated up to `again` times, the quietest one counts."""
-        progress = Progress(rounds, [run for runs in self._by_peer for run in runs])
-        for number in range(rounds):
+        progress = Progress([run for runs in self._by_peer for run in runs])
+        for number in range(self._rounds):
             turn = number % max(1, len(self._by_peer))
             for runs in self._by_peer[turn:] + self._by_peer[:turn]:
-                for run in runs:
+                for run in (run for run in runs if number < run.rounds):
                     yield self._run(run, number + 1, progress, again)
         progress.end()
 
@@ -99,8 +108,9 @@ class Schedule:
 class Progress:
     """One line for each run; on a terminal also what it is at."""
 
-    def __init__(self, rounds: int, runs: list[Run]) -> None:
-        self._total, self._left = rounds * len(runs), {id(run): rounds for run in runs}
+    def __init__(self, runs: list[Run]) -> None:
+        self._left = {id(run): run.rounds for run in runs}
+        self._total = sum(self._left.values())
         self._took: dict[int, float] = {}
         self._began = self._since = time.monotonic()
         self._current: int | None = None

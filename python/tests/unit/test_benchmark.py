@@ -142,8 +142,8 @@ def ordered(bench: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str,
     monkeypatch.setattr(bench.schedule.Schedule, "_try", staticmethod(try_it))
     peers = [(peer, ("L1", "B1")) for peer in bench.peers.PEERS[:3]]
     settings = bench.settings.Settings((), 10, 0.1, ("1K",), "free")
-    schedule = bench.schedule.Schedule(peers, settings, ("free", "same"), (2,), Path("/nowhere"))
-    list(schedule.run(3, again=0))
+    schedule = bench.schedule.Schedule(peers, settings, ("free", "same"), (2,), Path("/nowhere"), 3, 1)
+    list(schedule.run(again=0))
     return seen
 
 
