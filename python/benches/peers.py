@@ -110,7 +110,7 @@ PEERS = (
         OURS_GLOO,
         "tensorcall-gloo",
         "over a process group of gloo",
-        workloads=COMMON,
+        workloads=(*COMMON, "refs"),
         module="tensorcall.rpc:ProcessGroupRpcBackendOptions",
     ),
     Peer(

@@ -51,7 +51,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--workers", help="sizes of the jobs of M1, by default 2,4,8,16")
     parser.add_argument("--placements", help=f"some of {', '.join(PLACEMENTS)}; by default all")
     parser.add_argument("--quiet", action="store_true", help="measure again what others disturbed")
-    parser.add_argument("--page", action="store_true", help="write docs/performance.md")
+    parser.add_argument(
+        "--page", action="store_true", help="write docs/performance.md and the README's table"
+    )
     parser.add_argument("--json", type=Path, help="file for all that was measured")
     parser.add_argument("--from", type=Path, dest="source", help="such a file: measure nothing")
     parser.add_argument("--rust", type=Path, default=RUST, help=argparse.SUPPRESS)
@@ -161,7 +163,9 @@ def main(arguments: list[str]) -> int:
 
         pictures = plots.draw(figures, FULL_SIZES, page.PICTURES)
         page.write(page.report(figures, data["about"], data["trials"]), pictures)
-        print(f"written: {page.PAGE}, {', '.join(pictures)}")
+        page.write_summary(figures, data["about"], data["trials"])
+        summary = "" if page.is_disturbed(data["trials"]) else f", the table in {page.README.name}"
+        print(f"written: {page.PAGE}, {', '.join(pictures)}{summary}")
     elif options.quick or options.gate:
         show(figures)
     else:

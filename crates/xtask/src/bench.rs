@@ -78,7 +78,7 @@ fn install(apart: &Project, group: &str) -> Result<()> {
 
 fn programs(project: &Project) -> Result<()> {
     for (number, program) in PROGRAMS.iter().enumerate() {
-        let build = ["build", "--release", "--locked", "--manifest-path", MANIFEST, "--target-dir", TARGET];
+        let build = ["build", "--release", "--manifest-path", MANIFEST, "--target-dir", TARGET];
         match run(project.cargo(&build).args(["--package", program])) {
             Err(error) if number >= 2 => println!("      left out: {program}: {error:#}"),
             result => result?,
