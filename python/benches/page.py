@@ -99,10 +99,10 @@ def write_summary(figures: Figures, about: dict[str, str], trials: list[dict[str
     if not (table := comparison(figures, OURS, TORCH, keys)):
         return
     rounds = len({trial["round"] for trial in trials})
+    versions = f"{about['cores']} cores, torch {about.get('torch', '?')}, medians of {rounds} rounds"
     intro = (
-        f"{about['cores']} cores, torch {about.get('torch', '?')}, medians of {rounds} rounds (least and most "
-        "in brackets). [docs/performance.md](docs/performance.md) has the conditions, the other workloads, Ray, "
-        "gRPC, MPI, bare sockets, tarpc, tonic and the floor of the machine."
+        f"{versions} (least and most in brackets). [docs/performance.md](docs/performance.md) has the "
+        "conditions, the other workloads, Ray, gRPC, MPI, bare sockets, tarpc, tonic and the machine's floor."
     )
     _between_marks(README, f"{fill(intro, 112)}\n\n{table}")
 
