@@ -1,15 +1,16 @@
 //! The other process: this program once more.
 
 use std::env;
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::io::{BufRead, BufReader};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 /// The callee, ended when this is dropped.
 pub struct Callee {
     process: Child,
-    input: ChildStdin,
+    _input: ChildStdin,
+    output: BufReader<ChildStdout>,
     /// The line it printed when it was ready: where it is to be found.
     pub greeting: String,
 }
@@ -26,18 +27,21 @@ impl Callee {
         command.envs(variables.iter().map(|(name, value)| (name, value)));
         let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let input = process.stdin.take().context("no input")?;
-        let mut greeting = String::new();
-        BufReader::new(process.stdout.take().context("no output")?).read_line(&mut greeting)?;
-        Ok(Self { process, input, greeting: greeting.trim_end().to_owned() })
+        let output = BufReader::new(process.stdout.take().context("no output")?);
+        let mut callee = Self { process, _input: input, output, greeting: String::new() };
+        callee.greeting = callee.hear()?;
+        Ok(callee)
     }
 
-    /// Tells it something.
+    /// The next line that it prints.
     ///
     /// # Errors
     ///
     /// If it is gone.
-    pub fn tell(&mut self, line: &str) -> Result<()> {
-        Ok(writeln!(self.input, "{line}")?)
+    pub fn hear(&mut self) -> Result<String> {
+        let mut line = String::new();
+        ensure!(self.output.read_line(&mut line)? > 0, "the callee ended");
+        Ok(line.trim_end().to_owned())
     }
 
     /// Its process.

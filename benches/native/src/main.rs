@@ -65,14 +65,16 @@ fn main() -> Result<()> {
         Role::Callee => {
             println!("ready");
             let agent = join(1, &env::var(PLACE)?)?;
+            println!("joined");
             stdin().lines().for_each(drop);
             drop(agent);
         }
         Role::Caller => {
             let place = env::temp_dir().join(format!("tensorcall-bench-{}", std::process::id()));
             let url = format!("file://{}", place.display());
-            let callee = Callee::start(&[(PLACE, url.clone())])?;
+            let mut callee = Callee::start(&[(PLACE, url.clone())])?;
             let agent = join(0, &url)?;
+            callee.hear()?;
             std::fs::remove_file(place)?;
             let caller = Caller { agent, source: Bytes::from_owner(vec![1; LARGEST]) };
             run(&settings, &caller, callee.id(), |work| futures::executor::block_on(work));

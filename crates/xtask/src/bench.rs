@@ -6,7 +6,7 @@
 
 use anyhow::{Context, Result};
 
-use crate::{plan::Plan, process::run, project::Project, python, stamp::Stamp, torch};
+use crate::{plan::Plan, process::run, project::Project, python, setup, stamp::Stamp, torch};
 
 /// Groups of `pyproject.toml`, each of which may fail to install.
 const PEERS: [&str; 3] = ["bench-grpcio", "bench-mpi", "bench-ray"];
@@ -16,15 +16,19 @@ const MANIFEST: &str = "benches/Cargo.toml";
 const TARGET: &str = "benches/target";
 
 pub(crate) fn add<'a>(plan: &mut Plan<'a>, project: &'a Project, args: &'a [String]) {
-    let says = |word: &str| args.iter().any(|argument| argument == word);
-    let measures_little = says("--quick") || says("--gate") || says("--help");
-    let measures = !args.iter().any(|argument| argument.starts_with("--from"));
-    if measures_little && !says("--page") {
+    let says = |word: &str| args.iter().any(|argument| argument.starts_with(word));
+    let (measures, with_all) = (!says("--from"), !(says("--quick") || says("--gate")));
+    if measures {
+        setup::add(plan, project);
+    } else {
+        setup::add_environment(plan, project);
+    }
+    if !with_all && !says("--page") {
         plan.step("benchmark", move |_| run(program(project).args(args)));
         return;
     }
-    plan.step("environment of the benchmark", move |_| environment(project, measures));
-    if measures && !measures_little {
+    plan.step("environment of the benchmark", move |_| environment(project, measures && with_all));
+    if measures && with_all {
         plan.step("peers in Rust, release build", |_| programs(project));
     }
     plan.step("benchmark", move |_| run(program(&apart(project)).args(args)));

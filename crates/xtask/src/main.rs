@@ -140,10 +140,7 @@ fn main() -> ExitCode {
             setup::add(&mut plan, &project);
             gpu_check::add(&mut plan, &project);
         }
-        Command::Bench { args } => {
-            setup::add(&mut plan, &project);
-            bench::add(&mut plan, &project, args);
-        }
+        Command::Bench { args } => bench::add(&mut plan, &project, args),
         Command::Soak { args } => {
             setup::add(&mut plan, &project);
             soak::add(&mut plan, &project, args);
