@@ -20,7 +20,7 @@ RUST = ROOT / "benches/target/release"
 
 SMALL = ("L1", "L2", "C1")
 COMMON = (*SMALL, "C2", "B1", "B2")
-RPC = (*COMMON, "refs", "variants", "backward")
+RPC = (*COMMON, "refs", "variants", "overtaking", "backward")
 BYTES = ("L1", "B1", "B2")
 WORKLOADS = (*RPC, "M1")
 

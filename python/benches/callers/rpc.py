@@ -6,8 +6,10 @@ import gc
 import os
 import socket
 import sys
+import threading
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -123,6 +125,28 @@ def run_variants(client: RpcClient, timer: Timer, settings: Settings) -> None:
         client.rpc.rpc_sync(TO, functions.release)
 
 
+def run_overtaking(client: RpcClient, timer: Timer, settings: Settings) -> None:
+    """Trivial calls while the largest tensors are on their way, two at a time, all the time."""
+    name = max(settings.sizes, key=bench.size_of)
+    tensor = client.tensor(bench.size_of(name))
+    over = threading.Event()
+
+    def stream() -> None:
+        waiting = deque(client.start("swallow", tensor) for _ in range(2))
+        while waiting:
+            waiting.popleft().wait()
+            if not over.is_set():
+                waiting.append(client.start("swallow", tensor))
+
+    thread = threading.Thread(target=stream)
+    thread.start()
+    try:
+        timer.latency(f"L1 beside {name}", client.trivial, 0.5)
+    finally:
+        over.set()
+        thread.join()
+
+
 def run_backward(client: RpcClient, timer: Timer, settings: Settings) -> None:
     """A model of two layers, one on each worker: forward and backward, and backward alone."""
     import torch
@@ -149,6 +173,7 @@ WORKLOADS: Mapping[str, workloads.Workload] = workloads.COMMON | {
     "L2": run_l2,
     "refs": run_references,
     "variants": run_variants,
+    "overtaking": run_overtaking,
     "backward": run_backward,
 }
 
