@@ -248,6 +248,9 @@ impl PyHandler {
         py: Python<'py>,
         rrefs: Vec<tensorcall::engine::RRef>,
     ) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        if rrefs.is_empty() {
+            return Ok(Vec::new());
+        }
         let wrap = |native| self.call(intern!(py, "wrap_rref"), (native,));
         self.rref_list(py, rrefs)?.iter().map(wrap).collect()
     }

@@ -2,7 +2,9 @@
 
 use anyhow::Result;
 
-use crate::{api, demo, fmt, packages, plan::Plan, process::run, project::Project, setup, stubs, test};
+use crate::{
+    api, candle, demo, fmt, packages, plan::Plan, process::run, project::Project, setup, stubs, test,
+};
 
 pub(crate) fn add<'a>(plan: &mut Plan<'a>, project: &'a Project) {
     plan.step("Rust format", |_| fmt::rust(project, &["--check"]));
@@ -20,6 +22,7 @@ pub(crate) fn add<'a>(plan: &mut Plan<'a>, project: &'a Project) {
     packages::add(plan, project);
     plan.step("models of lock-free state", |tally| test::models(project, tally));
     test::add(plan, project, false);
+    candle::add(plan, project);
 }
 
 fn python_lint(project: &Project) -> Result<()> {

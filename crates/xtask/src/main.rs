@@ -11,6 +11,7 @@
 
 mod api;
 mod bench;
+mod candle;
 mod ci;
 mod demo;
 mod fmt;
@@ -88,7 +89,8 @@ enum Command {
     },
     /// Run what needs a CUDA device; without one, say so and pass.
     GpuCheck,
-    /// Compare our speed with torch's own agent; arguments go to `python/benches/run.py`.
+    /// Compare our speed with that of our peers and of the machine; arguments go to
+    /// `python/benches/run.py` (`--quick` for three minutes, `--help` for the rest).
     Bench {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
@@ -147,10 +149,7 @@ fn main() -> ExitCode {
             setup::add(&mut plan, &project);
             gpu_check::add(&mut plan, &project);
         }
-        Command::Bench { args } => {
-            setup::add(&mut plan, &project);
-            bench::add(&mut plan, &project, args);
-        }
+        Command::Bench { args } => bench::add(&mut plan, &project, args),
         Command::Soak { args } => {
             setup::add(&mut plan, &project);
             soak::add(&mut plan, &project, args);

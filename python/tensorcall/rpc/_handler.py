@@ -291,9 +291,7 @@ class Handler:
         except BaseException as error:
             raise self._error_of_pass(error) from error
 
-    def _pack_gradients(
-        self, context_id: int, message: int, gradients: Gradients
-    ) -> PackedGradients | None:
+    def _pack_gradients(self, context_id: int, message: int, gradients: Gradients) -> PackedGradients | None:
         context = _context.container.find(context_id)
         plain = context is not None and context.is_plain(message)
         return _messages.pack_gradients(gradients, self._way_back(context_id, message), plain)

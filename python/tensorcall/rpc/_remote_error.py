@@ -57,7 +57,7 @@ class ErrorCarrier:
         return *_pack(self._text(error, _unescaped(error)), error, plain=False), text
 
     def describe(self, error: BaseException) -> tuple[str, str, str, str]:
-        """Return classes, message and origin in plain data, and the text to show on this worker ("" for none).
+        """Return classes, message and origin in plain data, and the text to show on this worker.
 
         For callers in other languages, which have use for neither the exception itself nor its attributes.
         """

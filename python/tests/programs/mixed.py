@@ -2,8 +2,8 @@
 
     mixed.py WORKER RUST
 
-`WORKER` is the program of Rust workers, `RUST` the ranks where it is to run, as `2,3`: this program becomes it
-there. The environment says where the workers meet. The first Python worker tries everything.
+`WORKER` is the program of Rust workers, `RUST` the ranks where it is to run, as `2,3`: this program
+becomes it there. The environment says where the workers meet. The first Python worker tries everything.
 """
 
 from __future__ import annotations
@@ -13,6 +13,10 @@ import os
 import sys
 import time
 from typing import Any
+
+if __name__ == "__main__" and os.environ["RANK"] in sys.argv[2].split(","):
+    # Before anything is imported that takes long.
+    os.execv(sys.argv[1], [sys.argv[1], f"rust{os.environ['RANK']}"])
 
 import tensorcall.rpc as rpc
 import torch
@@ -43,6 +47,12 @@ async def later(x: int) -> int:
 @rpc.function
 def sleep(seconds: float) -> None:
     time.sleep(seconds)
+
+
+@rpc.function
+def die() -> None:
+    # At another exit status torchrun would end all.
+    os._exit(0)
 
 
 @rpc.function
@@ -95,8 +105,8 @@ def calls(python: list[str], rust: list[str]) -> None:
         assert rpc.rpc_sync(*there, args=(worker, "math:sqrt", [2.0])) == math.sqrt(2)
         assert rpc.rpc_sync(*there, args=(worker, "os.path.join", ["a", "b"])) == "a/b"
         assert rpc.rpc_sync(*there, args=(worker, "later", [1])) == 2
-        total = rpc.rpc_sync(*there, args=(worker, "aten::add", [left, left]))
-        assert torch.equal(total, 2 * left)
+        for add in ("torch.add", "torch:add", "aten::add.Tensor"):
+            assert torch.equal(rpc.rpc_sync(*there, args=(worker, add, [left, left])), 2 * left)
         assert torch.equal(rpc.rpc_sync(*there, args=(worker, "double", [left])), 2 * left)
     # From Rust to Rust, and from Python to Python by name.
     assert rpc.rpc_sync(*there, args=(second, "echo", ["x"])) == "x"
@@ -121,8 +131,8 @@ def errors(python: list[str], rust: list[str]) -> None:
         rpc.rpc_sync(worker, fail, args=({1},))
     with raises(ValueError, f"worker '{worker}'", "sqrt"):
         rpc.rpc_sync(worker, math.sqrt, args=(2.0,))
-    with raises(RuntimeError, "200 ms", "wait_for_cancellation", worker):
-        rpc.rpc_sync(worker, "wait_for_cancellation", timeout=0.2)
+    with raises(RuntimeError, "200 ms", "nap", worker):
+        rpc.rpc_sync(worker, "nap", args=(1.0,), timeout=0.2)
 
     def failure(function: str, *args: Any, seconds: float = SOON) -> Any:
         """How Rust sees that a function of Python fails."""
@@ -140,7 +150,7 @@ def errors(python: list[str], rust: list[str]) -> None:
     kind, _, message, *_ = failure("doubel", 1)
     assert kind == "Raised"
     assert "no function is registered as 'doubel' on this worker (similar names are 'double')" in message
-    kind, *_, text = failure("sleep", 5.0, seconds=0.2)
+    kind, *_, text = failure("sleep", 1.0, seconds=0.2)
     assert kind == "Timeout"
     assert "sleep" in text
     assert other in text
@@ -199,24 +209,26 @@ def losses(python: list[str], rust: list[str]) -> None:
     assert f"'{rust[1]}'" in text
     # The others go on.
     assert rpc.rpc_sync(rust[0], "forward", args=(python[1], "double", [2])) == 4
+    kind, *_, text = rpc.rpc_sync(rust[0], "failure", args=(python[1], "die", [], SOON))
+    assert kind == "PeerLost"
+    assert f"worker '{python[1]}'" in text
+    assert "the call of die" in text
 
 
 def main() -> None:
-    worker, ranks = sys.argv[1:]
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    rust = [int(each) for each in ranks.split(",")]
-    if rank in rust:
-        os.execv(worker, [worker, f"rust{rank}"])
+    rust = [int(each) for each in sys.argv[2].split(",")]
     python = [each for each in range(size) if each not in rust]
     options = rpc.TensorPipeRpcBackendOptions(rpc_timeout=SOON)
     rpc.init_rpc(f"py{rank}", rank=rank, world_size=size, rpc_backend_options=options)
     if rank == python[0]:
         names = [f"py{each}" for each in python], [f"rust{each}" for each in rust]
         for part in (calls, errors, references, losses):
+            began = time.monotonic()
             part(*names)
-            print(part.__name__, "done", flush=True)  # noqa: T201
+            print(f"{part.__name__} done in {time.monotonic() - began:.1f} s", flush=True)
     rpc.shutdown()
-    print(f"py{rank} left", flush=True)  # noqa: T201
+    print(f"py{rank} left", flush=True)
 
 
 if __name__ == "__main__":

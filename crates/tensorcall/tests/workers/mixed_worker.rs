@@ -9,9 +9,9 @@ use std::io::Read;
 use std::num::ParseIntError;
 use std::process::ExitCode;
 use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use tensorcall::{Agent, Caller, DType, Error, ErrorKind, Keep, RRef, RemoteError, Result, Tensor, Value};
+use tensorcall::{Agent, DType, Error, ErrorKind, Keep, RRef, RemoteError, Result, Tensor, Value};
 
 type Counter = Mutex<i64>;
 
@@ -98,16 +98,9 @@ fn share(agent: Agent, value: Value) -> Result<RRef<Value>> {
     agent.share(value)
 }
 
-/// Runs until its caller no longer waits, ten seconds at most; tells whether that was so.
-fn wait_for_cancellation(caller: Caller) -> bool {
-    let end = Instant::now() + Duration::from_secs(10);
-    while Instant::now() < end {
-        if caller.is_gone() {
-            return true;
-        }
-        std::thread::yield_now();
-    }
-    false
+/// Takes its time.
+fn nap(seconds: f64) {
+    std::thread::sleep(Duration::from_secs_f64(seconds));
 }
 
 fn workers(agent: Agent) -> Vec<String> {
@@ -123,7 +116,8 @@ fn run() -> Result<(), Box<dyn StdError>> {
     let mut arguments = std::env::args().skip(1);
     let name = arguments.next().ok_or("usage: mixed_worker NAME [--dynamic]")?;
     let dynamic = arguments.next().is_some();
-    let agent = Agent::builder(name)
+    let builder = Agent::builder(name).from_env();
+    let agent = if dynamic { builder.dynamic() } else { builder }
         .function("matmul", matmul)
         .function("echo", echo)
         .function("parse", parse)
@@ -136,7 +130,7 @@ fn run() -> Result<(), Box<dyn StdError>> {
         .function("fetch", fetch)
         .function("fetch_failure", fetch_failure)
         .function("share", share)
-        .function("wait_for_cancellation", wait_for_cancellation)
+        .function("nap", nap)
         .function("workers", workers)
         .function("die", die)
         .timeout(Duration::from_secs(30))
