@@ -21,7 +21,7 @@ LIMIT = 60.0
 
 @functools.cache
 def built(example: str) -> str:
-    """The executable of an example of the crate; the test is skipped where there is nothing to build it with."""
+    """The executable of an example of the crate; the test is skipped where nothing can build it."""
     cargo = shutil.which("cargo")
     if cargo is None or not (ROOT / "Cargo.toml").exists():
         pytest.skip("no cargo to build a Rust program with")

@@ -153,7 +153,7 @@ fn one_group_after_another_meets_at_one_place() {
 
 #[test]
 fn what_is_wrong_with_one_worker_is_told_to_all() {
-    let (same, secrets) = (memory(), memory());
+    let (same, sizes, secrets) = (memory(), memory(), memory());
     let with_secret = |number: u32, secret: &str| {
         let (store, mut config) = (Arc::clone(&secrets), config(&format!("w{number}")));
         config.secret = secret.into();
@@ -165,6 +165,10 @@ fn what_is_wrong_with_one_worker_is_told_to_all() {
             "RPC worker name same is not unique. Workers 1 and 0 share the same name.",
         ),
         (
+            vec![joins(&sizes, "a", 0, Some(2)), joins(&sizes, "b", 1, Some(3))],
+            "rank 0 was given world size 2, rank 1 3",
+        ),
+        (
             vec![with_secret(0, "one"), with_secret(1, "other")],
             "the workers have different secrets: rank(s) [0] have one, rank(s) [1] have another",
         ),
@@ -174,6 +178,20 @@ fn what_is_wrong_with_one_worker_is_told_to_all() {
             assert_eq!(error.kind(), ErrorKind::Usage);
             assert!(error.to_string().contains(said), "{error}");
         }
+    }
+}
+
+#[test]
+fn what_no_worker_leaves_in_a_store_is_said_with_its_key() {
+    for (key, text) in [("job", "no JSON"), ("worker 0", "[1]"), ("job", r#"{"job": "j", "secret": "odd"}"#)]
+    {
+        let store = memory();
+        let keys = PrefixStore::new("rpc_prefix_0/tensorcall//", Arc::clone(&store));
+        keys.set(key, text.as_bytes()).unwrap();
+
+        let error = member_of(&store, "w0", 0, Some(1)).unwrap_err();
+
+        assert!(error.to_string().contains(key.split(' ').next().unwrap()), "{error}");
     }
 }
 

@@ -260,7 +260,7 @@ class _Meeting:
                 raise RuntimeError(text) from error
             record = json.loads(self._store.get("roster"))
         if "error" in record:
-            self._part("error", record.get("present", self._size))
+            self._part("error", record.get("present", record.get("size", self._size)))
             raise (ValueError if record.get("is_value") else RuntimeError)(record["error"])
         self.device_maps = record["device_maps"] or [{}] * len(record["workers"])
         return [(name, rank, contact) for rank, (name, contact) in enumerate(record["workers"])]
@@ -298,7 +298,7 @@ class _Meeting:
         entries = [json.loads(entry) for entry in self._store.multi_get(keys)]
         error = _fault(entries, self._size)
         if error is not None:
-            return {"error": error}
+            return {"error": error, "size": self._size}
         devices = {entry["name"]: entry["devices"] for entry in entries}
         error = _devices.fault(devices)
         if error is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import threading
 from datetime import timedelta
@@ -25,13 +26,8 @@ def store_worker(*arguments: object, **environment: str) -> RustProgram:
 def test_our_client_passes_the_suite_on_torchs_server() -> None:
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=SOON)
 
-    suite = subprocess.run(
-        [built("store_worker"), "suite", str(server.port)],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        check=False,
-    )
+    command = [built("store_worker"), "suite", str(server.port)]
+    suite = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
 
     assert suite.returncode == 0, suite.stdout + suite.stderr
     assert "who_waits_goes_on_when_all_keys_are_there" in suite.stdout
@@ -71,11 +67,8 @@ def use_all_of(port: str) -> list[Any]:
     seen.append(kind_of_error(lambda: store.queue_pop("q", False)))
     late = connect(port)
     late.set_timeout(timedelta(milliseconds=50))
-    seen += [
-        kind_of_error(lambda: late.wait(["absent"])),
-        kind_of_error(lambda: late.get("absent")),
-        late.get("k"),
-    ]
+    seen += [kind_of_error(lambda: late.wait(["absent"])), kind_of_error(lambda: late.get("absent"))]
+    seen.append(late.get("k"))
     popped = in_thread(lambda: other.queue_pop("later"))
     waited = in_thread(lambda: connect(port).get("later too"))
     met = [in_thread(lambda: connect(port).barrier("barrier", 3, SOON)) for _ in range(2)]
@@ -108,13 +101,8 @@ def in_thread(run: Any) -> Any:
 
 
 def reduce_over(worker: Worker, port: int) -> list[float]:
-    import os
-
-    os.environ |= {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-    }
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
     dist.init_process_group("gloo", rank=worker.rank, world_size=worker.world_size, timeout=SOON)
     tensor = torch.full((3,), float(worker.rank + 1))
     dist.all_reduce(tensor)
@@ -197,8 +185,6 @@ def call_in_place(worker: Worker, place: str, others: list[str]) -> list[Any]:
 
 
 def wait_in_the_store(worker: Worker, port: int) -> int:
-    import os
-
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0", "WORLD_SIZE": "2"}
     options = rpc.TensorPipeRpcBackendOptions(init_method="env://", rpc_timeout=20)
     rpc.init_rpc("py", world_size=2, rpc_backend_options=options)
@@ -251,7 +237,7 @@ def fail_to_join(worker: Worker, name: str, seconds: float) -> str:
 
 
 def ready_to_fail(group: Group, rank: int, size: int, name: str, seconds: float) -> int:
-    """Starts a worker that tries to join when it is told to, so that its start takes none of the time for it."""
+    """Starts a worker that tries to join when told to, so that its start takes none of the time for it."""
     number = group.add(fail_to_join, rank, size, (name, seconds))
     assert group.hear(number) == "ready"
     return number

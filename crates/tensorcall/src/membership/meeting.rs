@@ -55,9 +55,12 @@ struct Entry {
 struct Record {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     error: Option<String>,
-    /// How many workers there are to read an error.
+    /// How many workers have come and read an error that says who did not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     present: Option<u32>,
+    /// How many read another error: what rank 0 takes the size to be, and not all may agree on it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    size: Option<u32>,
     /// Whether the error is one of values, as Python calls it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     is_value: Option<bool>,
@@ -177,7 +180,7 @@ impl<'a> Meeting<'a> {
         };
         let record: Record = read_json(ROSTER, &record)?;
         if let Some(error) = record.error {
-            self.part("error", record.present.unwrap_or(self.size));
+            self.part("error", record.present.or(record.size).unwrap_or(self.size));
             let kind = if record.present.is_some() { ErrorKind::Timeout } else { ErrorKind::Usage };
             return Err(Error::new(kind, error).into());
         }
@@ -228,7 +231,7 @@ impl<'a> Meeting<'a> {
         let entries: Vec<Entry> =
             entries.iter().map(|entry| read_json("worker", entry)).collect::<Result<_>>()?;
         if let Some(error) = fault(&entries, self.size) {
-            return Ok(Record { error: Some(error), ..Record::default() });
+            return Ok(Record { error: Some(error), size: Some(self.size), ..Record::default() });
         }
         let said: Vec<_> = entries.iter().map(|entry| (entry.name.as_str(), &entry.devices)).collect();
         if let Some(error) = devices::fault(&said, true) {
