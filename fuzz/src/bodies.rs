@@ -6,6 +6,7 @@
 use std::mem::{Discriminant, discriminant};
 
 use tensorcall_proto::connection::{Allocate, Arrival, ConnectionError, Inbox};
+use tensorcall_proto::group;
 use tensorcall_proto::handshake::{
     Established, Expect, HandshakeError, Initiator, MAX_MESSAGE, Responder, Role,
 };
@@ -155,6 +156,32 @@ pub fn connection(data: &[u8]) {
     assert_eq!(arrivals_read_in_place(data, step.into()), whole);
 }
 
+/// What another rank says makes no panic and takes no more memory than allowed. `data` is one envelope's
+/// records; links 0 and 1 of either side are open.
+pub fn group(data: &[u8]) {
+    let mut arrivals =
+        group::Arrivals::new(0, 1, Limits { max_message: MEMORY, ..Limits::default() }, Counting);
+    for number in 0..4 {
+        arrivals.open(group::WireLink { opened_here: number % 2 == 0, number: number / 2 });
+    }
+    let _ = arrivals.feed(data);
+    let _ = arrivals.feed(&group::seal(0, 1, data));
+    while let Some(arrival) = arrivals.poll() {
+        match arrival {
+            group::Arrival::Piece { number, len, .. } => {
+                assert!(0 < len && len <= group::PIECE);
+                arrivals.landed(number);
+            }
+            group::Arrival::Message { arrived, .. } => {
+                let lens = arrived.descriptor.buffers.iter().map(BufferDesc::body_len);
+                assert!(lens.eq(arrived.buffers.iter().map(|buffer| buffer.len() as u64)));
+            }
+            group::Arrival::Broken { link, .. } | group::Arrival::Closed { link, .. } => arrivals.close(link),
+            group::Arrival::Handshake { .. } | group::Arrival::Reset | group::Arrival::Bye => {}
+        }
+    }
+}
+
 /// What arrives on a connection, and the error that ends it.
 type Arrivals = (Vec<String>, Result<(), ConnectionError>);
 
@@ -204,6 +231,30 @@ fn drain(inbox: &mut Inbox<Counting>) -> Vec<String> {
 
 /// Gives memory, and checks that nobody asks for more than the limit of one message.
 struct Counting;
+
+impl group::Places for Counting {
+    type Memory = Vec<u8>;
+    type Wide = (Vec<u8>, u64);
+    type Target = ();
+
+    fn allocate(&mut self, len: u64) -> Option<Vec<u8>> {
+        Allocate::allocate(self, len)
+    }
+
+    fn allocate_wide(&mut self, len: u64) -> Option<(Vec<u8>, u64)> {
+        Some((Allocate::allocate(self, len)?, len))
+    }
+
+    fn carve(&mut self, wide: &mut (Vec<u8>, u64), len: u64) -> Option<()> {
+        wide.1 = wide.1.checked_sub(len)?;
+        Some(())
+    }
+
+    fn close(&mut self, wide: (Vec<u8>, u64)) -> Option<Vec<u8>> {
+        assert_eq!(wide.1, 0, "all of it was received");
+        Some(wide.0)
+    }
+}
 
 impl Allocate for Counting {
     type Memory = Vec<u8>;
@@ -266,13 +317,12 @@ fn serve(requests: Vec<Request>) {
         let (id, shape) = (ClientId(client), request.reply_shape());
         let place = usize::try_from(client).expect("one of three");
         let cancels = request == Request::CancelWait;
-        match table.handle(id, request) {
-            Ok(()) => owed[place].extend(shape),
-            Err(_) => {
-                table.handle_gone(id);
-                owed[place].clear();
-                assert_eq!(table.handle(id, Request::Validate(MAGIC)), Ok(()));
-            }
+        if table.handle(id, request).is_ok() {
+            owed[place].extend(shape);
+        } else {
+            table.handle_gone(id);
+            owed[place].clear();
+            assert_eq!(table.handle(id, Request::Validate(MAGIC)), Ok(()));
         }
         assert!(table.size() <= STORE);
         while let Some((ClientId(to), reply)) = table.poll_reply() {

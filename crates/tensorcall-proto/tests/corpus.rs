@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use tensorcall_proto::autograd::{AutogradCall, Pass, Step};
 use tensorcall_proto::connection::{Outbox, Piece, Segment};
+use tensorcall_proto::group::{Departures, Parcel, WireLink};
 use tensorcall_proto::ids::{ForkId, Incarnation, Life, MessageId, PassId, RRefId, Rank};
 use tensorcall_proto::wire::store::{MAGIC, Request};
 use tensorcall_proto::wire::{
@@ -27,13 +28,14 @@ mod passes;
 
 type Body = fn(&[u8]);
 
-const TARGETS: [(&str, Body); 8] = [
+const TARGETS: [(&str, Body); 9] = [
     ("frame", bodies::frame),
     ("message", bodies::message),
     ("value", bodies::value),
     ("handshake", bodies::handshake),
     ("connection", bodies::connection),
     ("store", bodies::store),
+    ("group", bodies::group),
     ("rref", operations::rref),
     ("autograd", passes::autograd),
 ];
@@ -108,6 +110,7 @@ fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
     add("handshake", handshakes());
     add("connection", connections());
     add("store", store_clients());
+    add("group", records());
     add("rref", lists_of_operations());
     add("autograd", backward_passes());
     seeds
@@ -175,7 +178,9 @@ fn store_clients() -> Vec<(&'static str, Vec<u8>)> {
     let text = |text: &str| text.as_bytes().to_vec();
     let said = |requests: &[Request]| {
         let mut bytes = vec![5];
-        requests.iter().for_each(|request| request.encode(&mut bytes));
+        for request in requests {
+            request.encode(&mut bytes);
+        }
         bytes
     };
     let wait = |key| Request::Wait(vec![text(key), text("other")]);
@@ -447,6 +452,42 @@ fn in_two_frames(between: &[u8]) -> Vec<u8> {
     tail[12] = 0;
     tail[16] = 2;
     [&head, &body[..2], between, &tail, &body[2..]].concat()
+}
+
+/// The records of envelopes between ranks.
+fn records() -> Vec<(&'static str, Vec<u8>)> {
+    let link = |number| WireLink { opened_here: true, number };
+    let parcel = |narrow: usize, wide: &[usize]| {
+        let buffers = wide.iter().map(|&len| BufferDesc::body(len as u64)).collect();
+        let message = descriptors().into_iter().find(|(name, _)| *name == "call").expect("a call").1.message;
+        let descriptor = Descriptor { buffers, ..Descriptor::with_payload(message, narrow as u64) };
+        let mut bytes = descriptor.encode();
+        let control_len = u32::try_from(bytes.len()).expect("a short descriptor");
+        bytes.resize(bytes.len() + narrow, 0x55);
+        let wide = wide.iter().map(|&len| Bytes(vec![0x66; len])).collect();
+        let priority = descriptor.priority();
+        Parcel { link: link(0), id: None, priority, after: None, narrow: bytes, control_len, wide }
+    };
+    let said = |say: &dyn Fn(&mut Departures<Bytes>)| {
+        let mut departures = Departures::new(0, 1, 4);
+        say(&mut departures);
+        departures.poll_envelope().expect("something was said").bytes.split_off(32)
+    };
+    vec![
+        ("handshake", said(&|out| out.handshake(link(7), vec![1, 2, 3]))),
+        ("small", said(&|out| (0..3).for_each(|_| out.push(parcel(5, &[]))))),
+        ("pieces", said(&|out| out.push(parcel(5, &[40_000, 50_000])))),
+        (
+            "closing",
+            said(&|out| {
+                out.push(parcel(1, &[]));
+                out.close(link(0), "done");
+                out.bye();
+            }),
+        ),
+        ("abandoned", said(&|out| drop(out.abandon(link(0), "no")))),
+        ("reset", said(&Departures::reset)),
+    ]
 }
 
 fn connections() -> Vec<(&'static str, Vec<u8>)> {

@@ -6,6 +6,8 @@
 #![expect(clippy::expect_used, clippy::unwrap_used, reason = "a test stops where something is wrong")]
 
 use tensorcall_proto::autograd::{AutogradCall, Pass, Step};
+use tensorcall_proto::connection::Segment;
+use tensorcall_proto::group::{Departures, Parcel, WireLink};
 use tensorcall_proto::ids::{ForkId, Incarnation, Life, MessageId, PassId, RRefId, Rank};
 use tensorcall_proto::termination::{Counts, TerminationMessage};
 use tensorcall_proto::wire::{
@@ -368,5 +370,54 @@ fn every_sample_of_the_document_is_checked_here() {
     for block in DOCUMENT.split("```hex ").skip(1) {
         let name = block.lines().next().expect("a name");
         assert!(source.contains(&format!("\"{name}\",")), "no test checks the block {name}");
+    }
+}
+
+#[test]
+fn an_envelope_between_ranks() {
+    let link = WireLink { opened_here: true, number: 9 };
+    let call = Call {
+        id: MessageId::new(1),
+        function: FunctionRef::InPayload,
+        encoding: Encoding::Bytes,
+        timeout_us: None,
+        nested: false,
+        autograd: None,
+        creates: None,
+        plain: false,
+    };
+    let narrow = Descriptor::with_payload(Message::Call(call), 40_000).encode();
+    let control_len = u32::try_from(narrow.len()).unwrap();
+    let mut out: Departures<Nothing> = Departures::new(2, 3, 1);
+    out.handshake(WireLink { number: 10, ..link }, b"hello".to_vec());
+    out.push(Parcel {
+        link,
+        id: None,
+        priority: Priority::Normal,
+        after: None,
+        narrow,
+        control_len,
+        wide: vec![Nothing],
+    });
+
+    let bytes = out.poll_envelope().unwrap().bytes;
+
+    check(
+        "envelope",
+        &bytes,
+        "54 43 50 47 00 00 00 00 76 00 00 00 02 00 00 00 03 00 00 00 00 00 00 00 8a da 69 04 b4 6c \
+         8b 50 01 01 0a 00 00 00 00 00 00 00 05 00 00 00 68 65 6c 6c 6f 02 01 09 00 00 00 00 00 00 \
+         00 01 00 00 00 01 0f 00 00 00 0f 00 00 00 00 00 00 00 0f 00 00 00 00 01 00 02 00 00 00 00 \
+         00 c0 b8 02 00 00 00 04 01 00 00 00 00 00 00 00 00 00 00 00 40 9c 00 00 00 00 00 00",
+    );
+}
+
+/// A part of a message that lies nowhere.
+#[derive(Clone)]
+struct Nothing;
+
+impl Segment for Nothing {
+    fn size(&self) -> u64 {
+        40_000
     }
 }

@@ -21,6 +21,7 @@ use tensorcall::engine::proto::autograd::{Pass, Plan, PlannedRecv};
 use tensorcall::engine::proto::ids::PassId;
 use tensorcall::engine::proto::wire::message::{Encoding, FailureKind};
 use tensorcall::engine::sync::Mutex;
+use tensorcall::engine::transport::group::Fabric;
 use tensorcall::engine::transport::memory::Hub;
 use tensorcall::engine::{
     Agent, ErrorKind, Handler, InboundCall, Responder, Response, RpcFuture, ThreadHook,
@@ -180,11 +181,15 @@ impl Handler for Ring {
 
 fn start(kind: Kind, rings: &[Ring]) -> Vec<Agent> {
     let hub = Hub::new();
+    let fabric = Fabric::new(u32::try_from(rings.len()).unwrap(), true);
     let start = |(number, ring): (u32, &Ring)| {
         let handler = Arc::new(ring.clone());
         match kind {
             Kind::Memory => Agent::start_in_memory(config(number), handler, &hub).unwrap(),
             Kind::Unix | Kind::Tcp => Agent::start(config(number), handler).unwrap(),
+            Kind::Group { .. } => {
+                Agent::start_over_group(config(number), handler, fabric.member(number)).unwrap()
+            }
         }
     };
     let agents: Vec<_> = (0..).zip(rings).map(start).collect();
@@ -217,7 +222,7 @@ fn await_ends(rings: &[Ring], count: usize) {
 
 #[test]
 fn a_gradient_goes_round_as_often_as_the_number_did() {
-    for kind in [Kind::Memory, Kind::Unix] {
+    for kind in [Kind::Memory, Kind::Unix, Kind::Group { any_source: false }] {
         let (agents, rings) = ring(kind, 3, 12);
         let weights: u64 = 2 * 3 * 4;
 
@@ -317,7 +322,7 @@ const PANICKED: (ErrorKind, &str) = (ErrorKind::Autograd, "the local engine pani
 
 #[test]
 fn a_pass_whose_worker_dies_ends_on_all_others() {
-    for kind in [Kind::Memory, Kind::Unix] {
+    for kind in [Kind::Memory, Kind::Unix, Kind::Group { any_source: false }] {
         let gate = Gate::default();
         let mut rings: Vec<_> = (0..4).map(|own| Ring::new(own, 4, 8)).collect();
         rings[2].gate = Some(gate.clone());

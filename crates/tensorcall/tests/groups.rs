@@ -129,13 +129,15 @@ fn where_a_group_does_not_tell_of_a_loss_the_deadline_does() {
     let fabric = Fabric::new(2, true);
     let agents = agents(&fabric, 2, functions);
     ask(&agents[0], 1, "echo", b"").unwrap();
-    fabric.delay(Duration::from_secs(3600));
+    fabric.delay(Duration::from_hours(1));
 
     let future = agents[0].call(rank(1), request("echo", b"", Some(Duration::from_millis(50)))).unwrap();
 
     assert_eq!(answer(&future).unwrap_err().kind(), ErrorKind::Timeout);
     let start = now();
-    agents.iter().for_each(|agent| agent.close(false, now()));
+    for agent in &agents {
+        agent.close(false, now());
+    }
     assert!(start.elapsed() < Duration::from_secs(10), "aborted in bounded time");
 }
 
@@ -251,6 +253,36 @@ fn a_rank_must_be_its_own_in_the_group() {
     assert_eq!(member.size(), 2);
 
     let error = Agent::start_over_group(config(0), Arc::new(functions()), member).unwrap_err();
+
+    assert_eq!(error.kind(), ErrorKind::Usage);
+}
+
+/// The native interface over a group: names, calls, shutdown.
+#[test]
+fn native_workers_meet_over_a_group() {
+    let fabric = Fabric::new(2, true);
+    let start = |number: u32| {
+        let member = fabric.member(number);
+        thread(move || {
+            let builder = tensorcall::Agent::builder(format!("native{number}")).process_group(member);
+            builder.function("add", |a: i64, b: i64| a + b).start().unwrap()
+        })
+    };
+    let starting = [start(0), start(1)];
+    let agents: Vec<_> = starting.iter().map(finish).collect();
+
+    let sum: i64 = agents[0].call_blocking("native1", "add", (2, 3)).unwrap();
+
+    assert_eq!(sum, 5);
+    let leaving: Vec<_> = agents.into_iter().map(|agent| thread(move || agent.shutdown().unwrap())).collect();
+    leaving.iter().for_each(finish);
+}
+
+#[test]
+fn a_native_worker_cannot_have_another_rank_than_its_group() {
+    let member = Fabric::new(2, true).member(1);
+
+    let error = tensorcall::Agent::builder("x").rank(0).process_group(member).start().unwrap_err();
 
     assert_eq!(error.kind(), ErrorKind::Usage);
 }

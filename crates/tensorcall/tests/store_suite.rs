@@ -150,13 +150,13 @@ fn nobody_or_somebody_else_at_the_address_is_an_error_in_time() {
         let probe = TcpListener::bind(any_port()).unwrap();
         probe.local_addr().unwrap().port()
     };
-    let patience = Duration::from_millis(200);
+    let briefly = Duration::from_millis(200);
 
-    for (host, port, why) in [
-        ("127.0.0.1", port, "does not answer as a store does"),
-        ("127.0.0.1", wrong_port, "does not speak as a store does"),
-        ("127.0.0.1", nobody, "refused"),
-        ("no.such.host.invalid", 1, "no.such.host.invalid"),
+    for (host, port, patience, why) in [
+        ("127.0.0.1", port, briefly, "does not answer as a store does"),
+        ("127.0.0.1", wrong_port, SOON, "does not speak as a store does"),
+        ("127.0.0.1", nobody, briefly, "refused"),
+        ("no.such.host.invalid", 1, briefly, "no.such.host.invalid"),
     ] {
         let error = TcpStore::connect(host, port, patience).unwrap_err();
         assert!(matches!(error, StoreError::Unreachable { .. }), "{error}");
@@ -177,6 +177,27 @@ fn a_store_whose_server_is_gone_is_lost_for_all_at_once() {
     assert!(matches!(finish(&waits), Err(StoreError::Lost { .. })));
     assert!(matches!(store.get("k"), Err(StoreError::Lost { .. })));
     assert!(matches!(store.set("k", b""), Err(StoreError::Lost { .. })));
+}
+
+#[test]
+fn what_is_too_long_is_said_before_it_is_sent() {
+    let store = OverTcp::new().open();
+
+    for error in [store.set("k", &vec![0; (8 << 20) + 1]), store.append(&"k".repeat(9000), b"")] {
+        assert!(matches!(error, Err(StoreError::TooLong { .. })), "{error:?}");
+    }
+}
+
+#[test]
+fn stores_are_reached_over_ipv6() {
+    let server = match StoreServer::listen("[::1]:0".parse().unwrap()) {
+        Ok(server) => server,
+        Err(error) => return eprintln!("no IPv6 here: {error}"),
+    };
+
+    let store = TcpStore::connect("::1", server.address().port(), SOON).unwrap();
+
+    assert_eq!(store.add("n", 1), Ok(1));
 }
 
 #[test]

@@ -142,8 +142,9 @@ class _Joining:
         mine = _entry(self._name, self._group.size) | {"devices": _devices.entry_of(self._options)}
         entries = self._gather(mine | {"job": secrets.token_hex(16)})
         self._judge(entries)
-        rank, handler = self._group.rank, Handler(WorkerInfo(self._name, self._group.rank), devices)
+        rank = self._group.rank
         try:
+            handler = Handler(WorkerInfo(self._name, rank), devices)
             made.append(self._start(entries[0]["job"], handler))
         except Exception as error:
             self._gather({"error": f"worker {self._name!r} (rank {rank}) cannot join: {error}"})

@@ -29,7 +29,9 @@ DETAILS = {
     "crates/tensorcall-proto/src/ids.rs",
     "crates/tensorcall-proto/src/wire/descriptor.rs",
     "crates/tensorcall-proto/src/wire/dtype.rs",
+    "crates/tensorcall-proto/src/store.rs",
     "crates/tensorcall-proto/src/wire/error.rs",
+    "crates/tensorcall-proto/src/wire/store.rs",
     "crates/tensorcall-proto/src/wire/tensor.rs",
 }
 """What these say follows texts of the page, which has rows of its own for what a user can act on."""
@@ -75,6 +77,12 @@ NOT_SAID = {
         "why a worker listens where it does; the doctor says so",
     ),
     "all serve": "a key of the store",
+    "giving the turn back": "for developers",
+    "a wrong answer to a ping": "part of another text",
+    "a wrong answer to a wait": "part of another text",
+    "it answers something else": "part of another text",
+    "it did not say what a client says first": "part of a debug log",
+    "an object": "part of another text",
     "sign of life": "a label",
     "#remote_op: ": "stands in the names of events",
     "tensorcall: marker": "the name of an event that nobody sees",

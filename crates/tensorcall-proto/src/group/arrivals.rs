@@ -12,12 +12,15 @@ use crate::wire::frame::Priority;
 use crate::wire::limits::Limits;
 use crate::wire::tensor::BufferDesc;
 
-/// Messages that may be incomplete at once. A sender has few under way, but where sending is done before
-/// receiving is, some more are.
-const MAX_OPEN: usize = 1024;
+/// Messages that may be incomplete at once. A sender has few under way; but some groups are done with
+/// sending long before anybody receives.
+const MAX_OPEN: u32 = 1 << 14;
 
-/// Pieces that may be on their way at once.
-const MAX_PIECES: usize = 256;
+/// Pieces that may have been announced and not received; as with messages.
+const MAX_PIECES: usize = 1 << 14;
+
+/// Pieces that are received at once; further ones wait.
+const RECEIVING: usize = super::MAX_WINDOW;
 
 /// Gives memory for what comes.
 pub trait Places {
@@ -97,23 +100,30 @@ pub struct Arrivals<P: Places> {
     places: P,
     links: HashMap<WireLink, OpenLink>,
     streams: HashMap<u32, Assembly<P>>,
-    /// Pieces on their way: of which message.
+    /// Pieces that are being received or wait for that: of which message.
     pieces: HashMap<u64, u32>,
+    /// Those that wait.
+    waiting: VecDeque<Coming<P::Target>>,
     next_piece: u64,
     open_bytes: u64,
     /// Nothing comes after the pieces that are on their way.
     bye: bool,
-    arrivals: VecDeque<Arrival<P::Memory, P::Target>>,
+    events: VecDeque<Arrival<P::Memory, P::Target>>,
 }
 
-/// A link whose handshake is done.
+/// A link that messages are taken on.
 #[derive(Debug, Default)]
 struct OpenLink {
+    /// Its handshake is done.
+    is_open: bool,
     /// Messages that have begun and were not handed on, by priority, oldest first.
     begun: [VecDeque<u32>; 3],
     /// It is over after these messages, for this reason.
     closing: Option<String>,
 }
+
+/// A piece that comes: its number, its length and where it belongs.
+type Coming<T> = (u64, u64, Option<T>);
 
 /// A message that is not complete.
 #[derive(Debug)]
@@ -153,21 +163,29 @@ impl<P: Places> Arrivals<P> {
             links: HashMap::new(),
             streams: HashMap::new(),
             pieces: HashMap::new(),
+            waiting: VecDeque::new(),
             next_piece: 0,
             open_bytes: 0,
             bye: false,
-            arrivals: VecDeque::new(),
+            events: VecDeque::new(),
         }
     }
 
     /// The next thing that came.
     pub fn poll(&mut self) -> Option<Arrival<P::Memory, P::Target>> {
-        self.arrivals.pop_front()
+        self.events.pop_front()
     }
 
-    /// The handshake of this link is done: messages on it are taken from now on.
-    pub fn open(&mut self, link: WireLink) {
+    /// This rank begins the handshake of a link. What comes on it is kept until the link is
+    /// [open](Self::open): the other rank may say it in the envelope that ends the handshake.
+    pub fn expect(&mut self, link: WireLink) {
         self.links.entry(link).or_default();
+    }
+
+    /// The handshake of this link is done: messages on it are handed on from now on.
+    pub fn open(&mut self, link: WireLink) {
+        self.links.entry(link).or_default().is_open = true;
+        self.deliver(link);
     }
 
     /// A link is over. What comes on it is dropped.
@@ -201,13 +219,16 @@ impl<P: Places> Arrivals<P> {
             let link = assembly.link;
             self.deliver(link);
         }
+        if let Some((number, len, target)) = self.waiting.pop_front() {
+            self.events.push_back(Arrival::Piece { number, len, target });
+        }
         self.end_if_bye();
     }
 
     fn end_if_bye(&mut self) {
         if self.bye && self.pieces.is_empty() {
             self.bye = false;
-            self.arrivals.push_back(Arrival::Bye);
+            self.events.push_back(Arrival::Bye);
         }
     }
 
@@ -215,7 +236,7 @@ impl<P: Places> Arrivals<P> {
         match *record {
             Record::Handshake { link, bytes } => {
                 let bytes = bytes.to_vec();
-                self.arrivals.push_back(Arrival::Handshake { link: link.mirrored(), bytes });
+                self.events.push_back(Arrival::Handshake { link: link.mirrored(), bytes });
             }
             Record::Begin { link, stream, priority, control_len, narrow_len, bytes } => {
                 let link = link.mirrored();
@@ -234,7 +255,7 @@ impl<P: Places> Arrivals<P> {
             }
             Record::Piece { stream, number, len } => return self.announce(stream, number, len),
             Record::Close { link, at_once, text } => self.end(link.mirrored(), at_once, text),
-            Record::Reset => self.arrivals.push_back(Arrival::Reset),
+            Record::Reset => self.events.push_back(Arrival::Reset),
             Record::Bye => {
                 self.bye = true;
                 self.end_if_bye();
@@ -254,8 +275,8 @@ impl<P: Places> Arrivals<P> {
         if stream == 0 || self.streams.contains_key(&stream) {
             return Err(ConnectionError::StreamInUse(stream));
         }
-        if self.streams.len() >= MAX_OPEN {
-            return Err(ConnectionError::TooManyStreams { limit: MAX_OPEN as u32 });
+        if self.streams.len() >= MAX_OPEN as usize {
+            return Err(ConnectionError::TooManyStreams { limit: MAX_OPEN });
         }
         if control_len > self.limits.max_control {
             let len = control_len.into();
@@ -283,14 +304,13 @@ impl<P: Places> Arrivals<P> {
     /// Takes narrow bytes of a message.
     fn fill(&mut self, stream: u32, mut bytes: &[u8]) -> Result<(), ConnectionError> {
         let Some(assembly) = self.streams.get_mut(&stream) else { return Ok(()) };
-        assembly.narrow_left = assembly.narrow_left.checked_sub(bytes.len() as u64).ok_or_else(|| {
-            ConnectionError::BodyLength {
+        assembly.narrow_left =
+            assembly.narrow_left.checked_sub(bytes.len() as u64).ok_or(ConnectionError::BodyLength {
                 stream,
                 needed: assembly.narrow_left,
                 found: bytes.len() as u64,
                 end: false,
-            }
-        })?;
+            })?;
         if assembly.descriptor.is_none() {
             let count = bytes.len().min(assembly.control_len - assembly.control.len());
             assembly.control.extend_from_slice(&bytes[..count]);
@@ -366,14 +386,18 @@ impl<P: Places> Arrivals<P> {
                 self.or_broken(link, Err(error));
             }
         }
-        self.arrivals.push_back(Arrival::Piece { number, len, target });
+        if self.pieces.len() > RECEIVING {
+            self.waiting.push_back((number, len, target));
+        } else {
+            self.events.push_back(Arrival::Piece { number, len, target });
+        }
         Ok(())
     }
 
     fn end(&mut self, link: WireLink, at_once: bool, text: &str) {
         let Some(open) = self.links.get_mut(&link).filter(|_| !at_once) else {
             self.close(link);
-            return self.arrivals.push_back(Arrival::Closed { link, text: text.to_owned() });
+            return self.events.push_back(Arrival::Closed { link, text: text.to_owned() });
         };
         open.closing = Some(text.to_owned());
         self.deliver(link);
@@ -382,13 +406,13 @@ impl<P: Places> Arrivals<P> {
     fn or_broken(&mut self, link: WireLink, result: Result<(), ConnectionError>) {
         if let Err(error) = result {
             self.close(link);
-            self.arrivals.push_back(Arrival::Broken { link, error });
+            self.events.push_back(Arrival::Broken { link, error });
         }
     }
 
     /// Hands on the messages of a link that are complete, in order, and its end.
     fn deliver(&mut self, link: WireLink) {
-        let Some(open) = self.links.get_mut(&link) else { return };
+        let Some(open) = self.links.get_mut(&link).filter(|open| open.is_open) else { return };
         let mut failed = None;
         for queue in &mut open.begun {
             while let Some(&stream) = queue.front() {
@@ -399,7 +423,7 @@ impl<P: Places> Arrivals<P> {
                 let Some(assembly) = self.streams.remove(&stream) else { continue };
                 self.open_bytes -= assembly.size;
                 match assembly.finish(&mut self.places) {
-                    Ok(arrived) => self.arrivals.push_back(Arrival::Message { link, arrived }),
+                    Ok(arrived) => self.events.push_back(Arrival::Message { link, arrived }),
                     Err(error) => failed = Some(error),
                 }
             }
@@ -409,7 +433,7 @@ impl<P: Places> Arrivals<P> {
             self.or_broken(link, Err(error));
         } else if is_over && let Some(text) = open.closing.take() {
             self.close(link);
-            self.arrivals.push_back(Arrival::Closed { link, text });
+            self.events.push_back(Arrival::Closed { link, text });
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use super::envelope::{Record, WireLink, Writer};
-use super::{ENVELOPE, PIECE};
+use super::{ENVELOPE, MAX_WINDOW, PIECE};
 use crate::connection::Segment;
 use crate::ids::MessageId;
 use crate::wire::frame::Priority;
@@ -21,6 +21,8 @@ pub struct Parcel<S> {
     pub id: Option<MessageId>,
     /// How urgent it is.
     pub priority: Priority,
+    /// It is about this message, which it must not overtake, whatever their priorities.
+    pub after: Option<MessageId>,
     /// Its descriptor, then all parts that are not wide ([`is_wide`](super::is_wide)).
     pub narrow: Vec<u8>,
     /// How much of that is the descriptor.
@@ -112,6 +114,7 @@ enum Item<S> {
 struct Progress {
     link: WireLink,
     id: Option<MessageId>,
+    priority: Priority,
     /// Whether all of it has been put into envelopes that are out.
     narrow_is_out: bool,
     /// Whether all pieces have been announced.
@@ -120,12 +123,12 @@ struct Progress {
 }
 
 impl<S: Segment> Departures<S> {
-    /// Nothing waits. At most `window` pieces are ever on their way.
+    /// Nothing waits. At most `window` pieces, and at most [`MAX_WINDOW`], are ever on their way.
     pub fn new(from: u32, to: u32, window: usize) -> Self {
         Self {
             from,
             to,
-            window: window.max(1),
+            window: window.clamp(1, MAX_WINDOW),
             signals: VecDeque::new(),
             queues: Default::default(),
             open: HashMap::new(),
@@ -138,10 +141,28 @@ impl<S: Segment> Departures<S> {
     }
 
     /// Queues a message.
-    pub fn push(&mut self, parcel: Parcel<S>) {
+    pub fn push(&mut self, mut parcel: Parcel<S>) {
+        if let Some(priority) = parcel.after.and_then(|id| self.priority_of(parcel.link, id)) {
+            parcel.priority = parcel.priority.max(priority);
+        }
         let queue = parcel.priority as usize;
         let item = Item::Message { parcel, stream: None, written: 0, part: 0, offset: 0 };
         self.queues[queue].push_back(Departing(item));
+    }
+
+    /// At which priority a message is queued or on its way.
+    fn priority_of(&self, link: WireLink, id: MessageId) -> Option<Priority> {
+        let queued = self.queues.iter().flatten().find_map(|item| match &item.0 {
+            Item::Message { parcel, .. } if (parcel.link, parcel.id) == (link, Some(id)) => {
+                Some(parcel.priority)
+            }
+            _ => None,
+        });
+        let mut open = self.open.values();
+        queued.or_else(|| {
+            let progress = open.find(|progress| (progress.link, progress.id) == (link, Some(id)))?;
+            Some(progress.priority)
+        })
     }
 
     /// Queues bytes of a handshake.
@@ -321,6 +342,7 @@ impl<S: Segment> Departures<S> {
                 let progress = Progress {
                     link: parcel.link,
                     id: parcel.id,
+                    priority: parcel.priority,
                     narrow_is_out: false,
                     announced: false,
                     pieces: 0,

@@ -23,7 +23,7 @@ mod tests;
 
 pub use self::arrivals::{Arrival, Arrivals, Places};
 pub use self::departures::{Departing, Departures, Envelope, Parcel, PieceOut};
-pub use self::envelope::{EnvelopeError, Record, WireLink};
+pub use self::envelope::{EnvelopeError, Record, WireLink, read, seal};
 
 /// Most bytes of an envelope: what a receiver has ready for the next one.
 pub const ENVELOPE: usize = 64 << 10;
@@ -35,13 +35,16 @@ pub const PIECE: u64 = 8 << 20;
 /// ones in pieces. A copy of this size costs less than the two more operations that a piece takes.
 pub const NARROW: u64 = 32 << 10;
 
+/// Most pieces from one rank to another that are being sent, or received, at once.
+pub const MAX_WINDOW: usize = 32;
+
 /// The tag of envelopes.
 pub const ENVELOPE_TAG: u32 = 1;
 
 /// How many tags pieces take turns with. With MPI every tag up to 32,767 may be used.
 const PIECE_TAGS: u64 = 1 << 14;
 
-/// The tag of the piece with this number. No more than a few hundred pieces are ever on their way.
+/// The tag of the piece with this number. So many pieces are never on their way.
 pub const fn piece_tag(number: u64) -> u32 {
     // Less than `PIECE_TAGS`, which fits.
     (number % PIECE_TAGS) as u32 + ENVELOPE_TAG + 1

@@ -78,6 +78,7 @@ fn parcel(sent: &Sent) -> Parcel<Bytes> {
         nested: false,
         autograd: None,
         creates: None,
+        plain: false,
     };
     let lens: Vec<_> = sent.parts.iter().map(|part| part.len() as u64).collect();
     let buffers = lens[1..].iter().map(|&len| BufferDesc::body(len)).collect();
@@ -93,7 +94,7 @@ fn parcel(sent: &Sent) -> Parcel<Bytes> {
         }
     }
     let id = Some(MessageId::new(sent.id));
-    Parcel { link: LINK, id, priority: descriptor.priority(), narrow, control_len, wide }
+    Parcel { link: LINK, id, priority: descriptor.priority(), after: None, narrow, control_len, wide }
 }
 
 /// Two ranks and what is between them.
@@ -228,6 +229,23 @@ fn large_messages_are_handed_on_in_order_although_their_pieces_arrive_in_any() {
 }
 
 #[test]
+fn what_is_about_a_message_does_not_overtake_it() {
+    for begun in [false, true] {
+        let mut world = World::new(1);
+        world.out.push(parcel(&message(1, &[260 << 10])));
+        if begun {
+            world.envelope();
+        }
+
+        let after = Some(MessageId::new(1));
+        world.out.push(Parcel { priority: Priority::Control, after, ..parcel(&message(2, &[1])) });
+        world.run();
+
+        assert_eq!(world.received.iter().map(|sent| sent.id).collect::<Vec<_>>(), [1, 2]);
+    }
+}
+
+#[test]
 fn many_small_messages_share_an_envelope() {
     let mut world = World::new(1);
     for id in 0..64 {
@@ -293,17 +311,34 @@ fn what_comes_on_a_link_that_is_not_open_takes_no_memory_and_harms_nothing() {
     assert!(world.received.is_empty() && world.others.is_empty() && world.flying.is_empty());
 }
 
+/// The other rank ends a handshake and says something in one envelope.
+#[test]
+fn what_comes_before_the_end_of_a_handshake_is_known_is_kept_until_then() {
+    let mut world = World::new(2);
+    world.arrivals.close(LINK.mirrored());
+    world.arrivals.expect(LINK.mirrored());
+    world.out.handshake(LINK, b"welcome".to_vec());
+    world.out.push(parcel(&message(1, &[100, 1 << 20])));
+    world.run();
+    assert!(world.received.is_empty() && matches!(&world.others[..], [Arrival::Handshake { .. }]));
+
+    world.arrivals.open(LINK.mirrored());
+    world.look();
+
+    assert_eq!(world.received.len(), 1);
+}
+
 #[test]
 fn a_descriptor_that_makes_no_sense_ends_its_link_alone() {
     let mut world = World::new(2);
-    let mut parcel = parcel(&message(1, &[100]));
-    parcel.narrow[0] = 99;
-    world.out.push(parcel);
+    let mut senseless = parcel(&message(1, &[100]));
+    senseless.narrow[0] = 99;
+    world.out.push(senseless);
     let other = WireLink { number: 6, ..LINK };
     world.arrivals.open(other.mirrored());
 
     world.run();
-    world.out.push(Parcel { link: other, ..super::tests::parcel(&message(2, &[1])) });
+    world.out.push(Parcel { link: other, ..parcel(&message(2, &[1])) });
     world.run();
 
     assert!(matches!(&world.others[..], [Arrival::Broken { link, .. }] if *link == LINK.mirrored()));

@@ -17,6 +17,7 @@ use crate::config::AgentConfig;
 use crate::error::{Error, Result};
 use crate::membership::{self, Joining};
 use crate::rendezvous::Rendezvous;
+use crate::transport::group::ProcessGroup;
 use crate::transport::memory::Hub;
 
 /// Builds an [`Agent`]: who it is, where workers meet, what others can call.
@@ -55,6 +56,7 @@ pub struct AgentBuilder {
 enum Meeting {
     Url(String),
     Known(Arc<Rendezvous>),
+    Group(Arc<dyn ProcessGroup>),
 }
 
 type SetOption = Box<dyn FnOnce(&mut AgentConfig) + Send>;
@@ -62,6 +64,8 @@ type MakeEngine = fn(&Arc<Contexts>) -> Arc<dyn LocalEngine>;
 
 /// How long calls may take unless told otherwise.
 const TIMEOUT: Duration = Duration::from_mins(1);
+/// Stands for no limit where one is needed.
+const FOREVER: Duration = Duration::from_hours(24 * 365);
 
 impl AgentBuilder {
     pub(super) fn new(name: String) -> Self {
@@ -97,6 +101,13 @@ impl AgentBuilder {
     /// of `rendezvous`.
     pub fn meet_at(mut self, rendezvous: Arc<Rendezvous>) -> Self {
         self.meeting = Some(Meeting::Known(rendezvous));
+        self
+    }
+
+    /// The workers are the ranks of a process group, which carries their messages too: they listen nowhere
+    /// and need no store. The group is theirs alone. Whoever is in it is of the job.
+    pub fn process_group(mut self, group: Arc<dyn ProcessGroup>) -> Self {
+        self.meeting = Some(Meeting::Group(group));
         self
     }
 
@@ -192,6 +203,7 @@ impl AgentBuilder {
         let timeout = self.timeout.unwrap_or(Duration::ZERO);
         let rendezvous = match self.meeting.take() {
             Some(Meeting::Known(rendezvous)) => rendezvous,
+            Some(Meeting::Group(group)) => return self.start_over(group),
             Some(Meeting::Url(url)) if self.dynamic => {
                 Arc::new(Rendezvous::at_dynamic(&url, self.rank, timeout)?)
             }
@@ -217,6 +229,27 @@ impl AgentBuilder {
         self.functions.check(&self.states)?;
         let invalid = |error| Error::usage(format!("worker name {:?} is invalid: {error}", self.name));
         WorkerName::parse(&self.name).map_err(invalid)
+    }
+
+    fn start_over(self, group: Arc<dyn ProcessGroup>) -> Result<Agent> {
+        let (rank, size) = (group.rank(), group.size());
+        if self.dynamic
+            || self.rank.is_some_and(|own| own != rank)
+            || self.world_size.is_some_and(|own| own != size)
+        {
+            let text = format!(
+                "worker '{}' is rank {rank} of the {size} of its process group, and they stay as they are; its builder \
+                 says otherwise",
+                self.name
+            );
+            return Err(Error::usage(text));
+        }
+        let limit = self.timeout.unwrap_or(FOREVER);
+        let (config, handler) = self.prepare(rank)?;
+        let shared = Arc::clone(&handler.shared);
+        let engine = EngineAgent::start_over_group(config, handler, group)?;
+        engine.meet(limit)?;
+        Ok(Agent::new(engine, shared))
     }
 
     /// What an engine agent needs to start; `rank` is that of this worker.

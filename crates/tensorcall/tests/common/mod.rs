@@ -103,7 +103,8 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    pub(crate) const ALL: [Self; 3] = [Self::Memory, Self::Unix, Self::Tcp];
+    pub(crate) const ALL: [Self; 4] =
+        [Self::Memory, Self::Unix, Self::Tcp, Self::Group { any_source: false }];
     pub(crate) const SOCKETS: [Self; 2] = [Self::Unix, Self::Tcp];
 
     pub(crate) fn names(self, address: &Address) -> bool {

@@ -4,7 +4,7 @@
 //! - `store_worker suite PORT`: runs all cases of the stores' suite on the server at that port
 //! - `store_worker file PATH SIZE`: opens a file store and obeys `set KEY VALUE`, `get KEY`, `add KEY DELTA`
 //! - `store_worker join NAME URL RANK [SIZE]`: joins a group, without a size a dynamic one, and says who is there or
-//!   why not; then obeys `call WORKER FUNCTION INT…`, `names`, `again NAME` (once it has left) and `leave`
+//!   why not (`-` is what the launcher says, and `%` in the name the rank); then obeys `call WORKER FUNCTION INT…`, `names`, `again NAME` (once it has left) and `leave`
 //!
 //! Orders come on the standard input, a line each, and each is answered by a line.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test stops where something is wrong")]
@@ -85,7 +85,7 @@ fn file(store: &FileStore) {
         match order[..] {
             ["set", key, value] => println!("{:?}", store.set(key, value.as_bytes())),
             ["get", key] => {
-                println!("{:?}", store.get(key).map(|value| value.map(|v| String::from_utf8(v).unwrap())))
+                println!("{:?}", store.get(key).map(|value| value.map(|v| String::from_utf8(v).unwrap())));
             }
             ["add", key, delta] => println!("{:?}", store.add(key, delta.parse().unwrap())),
             _ => panic!("unknown order: {order:?}"),
@@ -112,9 +112,10 @@ struct Life {
 
 impl Worker {
     fn new(url: &str, rank: &str, size: Option<&str>) -> Self {
-        let (rank, size) = (Some(rank.parse().unwrap()), size.map(|size| size.parse().unwrap()));
+        // What is not a number is left to the launcher.
+        let rank = rank.parse().ok();
         let rendezvous = match size {
-            Some(size) => Rendezvous::at(url, rank, Some(size), SOON),
+            Some(size) => Rendezvous::at(url, rank, size.parse().ok(), SOON),
             None => Rendezvous::at_dynamic(url, rank, SOON),
         };
         match rendezvous {
@@ -153,8 +154,9 @@ impl Worker {
 
     fn join(&self, name: &str) -> Option<Life> {
         let functions = Arc::new(Functions::default());
-        let name = WorkerName::parse(name).unwrap();
-        let config = AgentConfig { plain: true, ..AgentConfig::new(name, self.rendezvous.rank()) };
+        let rank = self.rendezvous.rank();
+        let name = WorkerName::parse(&name.replace('%', &rank.to_string())).unwrap();
+        let config = AgentConfig { plain: true, ..AgentConfig::new(name, rank) };
         let (handler, roster) = (Arc::clone(&functions), Arc::clone(&functions.roster));
         let joining = Joining { config, handler, roster, timeout: patience(), start: &Agent::start };
         match join(&self.rendezvous, joining) {

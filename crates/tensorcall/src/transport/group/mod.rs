@@ -5,8 +5,9 @@
 //! The protocol is [`tensorcall_proto::group`]'s.
 //!
 //! - `mod.rs`: the trait, and the transport's handle
-//! - `driver.rs`: the threads' work: sending, receiving, and what becomes of it
-//! - `peer.rs`: another rank, and the links with it
+//! - `driver.rs`: the threads' work: sending and receiving
+//! - `links.rs`: opening and ending links, and what happens on them
+//! - `peer.rs`: another rank, and one link with it
 //! - `threads.rs`: threads that grow in number with what blocks
 //! - `memory.rs`: a group within one process, for tests
 //!
@@ -19,6 +20,7 @@
 //! whether peers are there or not.
 
 mod driver;
+mod links;
 mod memory;
 mod peer;
 mod threads;
@@ -145,8 +147,11 @@ impl Transport for GroupTransport {
     }
 
     fn stop(&self, limit: Instant) {
-        self.0.say_goodbye(limit);
+        if !self.0.say_goodbye(limit) {
+            return;
+        }
         self.0.group.abort();
+        self.0.end_all();
         if !self.0.threads.wait_ended(crate::clock::now() + THREADS_END) {
             tracing::error!("the process group does not end calls after it was aborted; its threads stay");
         }

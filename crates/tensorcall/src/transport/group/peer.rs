@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use tensorcall_proto::group::{Arrival, Arrivals, Departures, Parcel, Places, WireLink, is_wide};
 use tensorcall_proto::wire::limits::Limits;
+use tensorcall_proto::wire::message::Message;
 
 use super::driver::Shared;
 use crate::buffer::{Buffer, BufferPool, Landing, Region, Target};
@@ -61,7 +62,7 @@ impl std::fmt::Debug for In {
 /// What has happened between this rank and another.
 #[derive(Debug)]
 pub(super) enum News {
-    Came(Arrival<Buffer, Target>),
+    Came(Box<Arrival<Buffer, Target>>),
     /// What came was damaged.
     Damaged(String),
     /// The rank is lost.
@@ -197,6 +198,7 @@ impl GroupLink {
 
     fn parcel(&self, message: Outbound) -> Parcel<BodySegment> {
         let id = message.id;
+        let after = if let Message::Cancel { id } = message.message { Some(id) } else { None };
         let (descriptor, payload, buffers) = message.describe();
         let mut narrow = descriptor.encode();
         let control_len = u32::try_from(narrow.len()).unwrap_or(u32::MAX);
@@ -215,7 +217,8 @@ impl GroupLink {
                 region.copy_to(&mut narrow[start..]);
             }
         }
-        Parcel { link: self.wire, id, priority: descriptor.priority(), narrow, control_len, wide }
+        let priority = descriptor.priority();
+        Parcel { link: self.wire, id, priority, after, narrow, control_len, wide }
     }
 }
 

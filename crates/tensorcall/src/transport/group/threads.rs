@@ -50,9 +50,13 @@ impl Threads {
         Arc::new(Self { group, state: Mutex::default(), changed: Condvar::new(), ended: Condvar::new() })
     }
 
-    /// Has `task` done now, by a thread that is idle or a new one.
+    /// Has `task` done now, by a thread that is idle or a new one. Drops it when all is over.
     pub(super) fn run(self: &Arc<Self>, task: Task) {
         let mut state = self.state.lock();
+        if state.closed {
+            drop(state);
+            return drop(task);
+        }
         if state.idle > state.tasks.len() {
             state.tasks.push_back(task);
             drop(state);
