@@ -6,8 +6,9 @@ What gloo does and does not do decides how it is used here (docs/adr/0018):
   from any, and it fails as soon as that source dies, which a receive from any does not.
 - A wait that runs out closes all connections of its group. So waits never run out, except the one in
   `abort`, which wants that.
-- A pair of ranks shares one stream, where what is small would queue behind what is large. So there are two
-  gloo groups, one for each.
+- A pair of ranks shares one stream, where what is small would queue behind what is large. So there are
+  gloo groups for each: one for what is small, and two for what is large, since one stream is often slower
+  than what lies below it.
 - A message longer than the memory for it ends the process. The transport above only asks for sizes that
   were announced and checked.
 """
@@ -49,11 +50,8 @@ class GlooGroup:
         self.rank = rank
         self.size = size
         self._aborted = threading.Event()
-        self._small: Any = None
-        self._large: Any = None
-        if size > 1:  # alone, nothing is ever sent
-            self._small = _make(PrefixStore("small", store), rank, size, limit, device)
-            self._large = _make(PrefixStore("large", store), rank, size, limit, device)
+        lanes = ("small", "large", "large too") if size > 1 else ()  # alone, nothing is ever sent
+        self._lanes = [_make(PrefixStore(lane, store), rank, size, limit, device) for lane in lanes]
 
     def send(self, memory: Any, to: int, tag: int) -> None:
         """Return when `to` has taken the message, or raise because it is lost."""
@@ -67,7 +65,8 @@ class GlooGroup:
     def _run(self, start: Any, memory: Any, tag: int) -> None:
         if self._aborted.is_set():
             raise ConnectionError(ABORTED)
-        lane = self._small if tag == CONTROL_TAG else self._large
+        small, *large = self._lanes
+        lane = small if tag == CONTROL_TAG else large[tag % len(large)]
         try:
             start(lane, torch.frombuffer(memory, dtype=torch.uint8)).wait(_FOREVER)
         except RuntimeError as error:
@@ -85,14 +84,14 @@ class GlooGroup:
         return [item[: int.from_bytes(length, "little")] for item, length in zip(found, lengths, strict=True)]
 
     def _gather_equal(self, data: bytes, limit: timedelta) -> list[bytes]:
-        if self._small is None or not data:
+        if not self._lanes or not data:
             return [data] * self.size
         found = [bytearray(len(data)) for _ in range(self.size)]
         mine, *tensors = (torch.frombuffer(each, dtype=torch.uint8) for each in (bytearray(data), *found))
         options = AllgatherOptions()
         options.timeout = limit
         try:
-            self._small.allgather([tensors], [mine], options).wait(limit)
+            self._lanes[0].allgather([tensors], [mine], options).wait(limit)
         except RuntimeError as error:
             raise RuntimeError(_said(error)) from None
         return [bytes(each) for each in found]
@@ -100,9 +99,8 @@ class GlooGroup:
     def abort(self) -> None:
         """Close all connections: whoever is blocked in a method of this group raises soon."""
         self._aborted.set()
-        for lane in (self._small, self._large):
-            if lane is not None:
-                any(_runs_out(lane, other) for other in range(self.size) if other != self.rank)
+        for lane in self._lanes:
+            any(_runs_out(lane, other) for other in range(self.size) if other != self.rank)
 
     def close(self, is_quiet: bool) -> None:
         """The group is no longer needed."""

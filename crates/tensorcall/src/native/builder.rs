@@ -224,13 +224,6 @@ impl AgentBuilder {
         Ok(Agent::member(member, shared, rendezvous))
     }
 
-    /// What can be known to be wrong without meeting anybody.
-    fn check(&self) -> Result<WorkerName> {
-        self.functions.check(&self.states)?;
-        let invalid = |error| Error::usage(format!("worker name {:?} is invalid: {error}", self.name));
-        WorkerName::parse(&self.name).map_err(invalid)
-    }
-
     fn start_over(self, group: Arc<dyn ProcessGroup>) -> Result<Agent> {
         let (rank, size) = (group.rank(), group.size());
         if self.dynamic
@@ -250,6 +243,13 @@ impl AgentBuilder {
         let engine = EngineAgent::start_over_group(config, handler, group)?;
         engine.meet(limit)?;
         Ok(Agent::new(engine, shared))
+    }
+
+    /// What can be known to be wrong without meeting anybody.
+    fn check(&self) -> Result<WorkerName> {
+        self.functions.check(&self.states)?;
+        let invalid = |error| Error::usage(format!("worker name {:?} is invalid: {error}", self.name));
+        WorkerName::parse(&self.name).map_err(invalid)
     }
 
     /// What an engine agent needs to start; `rank` is that of this worker.
