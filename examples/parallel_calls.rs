@@ -8,6 +8,14 @@
 //! cargo run --release --example parallel_calls
 //! ```
 
+#![allow(
+    clippy::pedantic,
+    clippy::disallowed_methods,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "an ordinary program, which need not follow the habits of this repository"
+)]
+
 mod launch;
 
 use std::hint::black_box;

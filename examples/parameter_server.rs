@@ -9,6 +9,14 @@
 //! cargo run --release --example parameter_server
 //! ```
 
+#![allow(
+    clippy::pedantic,
+    clippy::disallowed_methods,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "an ordinary program, which need not follow the habits of this repository"
+)]
+
 mod launch;
 
 use std::future::poll_fn;

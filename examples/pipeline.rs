@@ -10,6 +10,14 @@
 //! cargo run --release --example pipeline
 //! ```
 
+#![allow(
+    clippy::pedantic,
+    clippy::disallowed_methods,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "an ordinary program, which need not follow the habits of this repository"
+)]
+
 mod launch;
 
 use std::collections::HashMap;

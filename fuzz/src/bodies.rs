@@ -11,6 +11,10 @@ use tensorcall_proto::handshake::{
     Established, Expect, HandshakeError, Initiator, MAX_MESSAGE, Responder, Role,
 };
 use tensorcall_proto::ids::{Identity, Incarnation, Rank, WorkerName};
+use tensorcall_proto::store::{ClientId, Table};
+use tensorcall_proto::wire::store::{
+    MAGIC, Reply, ReplyDecoder, ReplyShape, Request, RequestDecoder, StoreLimits, StoreWireError,
+};
 use tensorcall_proto::wire::{
     BufferDesc, Descriptor, Event, FrameHeader, HEADER_LEN, Limits, Value, ValueReader,
 };
@@ -258,5 +262,97 @@ impl Allocate for Counting {
     fn allocate(&mut self, len: u64) -> Option<Vec<u8>> {
         assert!(len <= MEMORY, "{len} bytes were asked for");
         Some(vec![0; usize::try_from(len).ok()?])
+    }
+}
+
+/// How large the store of [`store`] may be, and what it accepts.
+const STORE: usize = 1 << 16;
+const STORE_LIMITS: StoreLimits =
+    StoreLimits { max_key: 64, max_value: 1 << 12, max_keys: 64, max_message: 1 << 14 };
+
+/// What clients of a store send is cut into the same requests in any split, and a store that does what they say
+/// stays within its limit, answers each as it should and is left clean. The first byte of `data` says how it is split.
+pub fn store(data: &[u8]) {
+    let Some((&step, data)) = data.split_first() else {
+        return;
+    };
+    let (requests, end) = store_requests(data, data.len());
+    let again = store_requests(data, step.into());
+    assert_eq!((&requests, &end), (&again.0, &again.1));
+    let encoded = requests.iter().fold(Vec::new(), |mut bytes, request| {
+        request.encode(&mut bytes);
+        bytes
+    });
+    assert!(data.starts_with(&encoded));
+    serve(requests);
+}
+
+/// What came, and the error that ended it.
+type Requests = (Vec<Request>, Result<(), StoreWireError>);
+
+fn store_requests(data: &[u8], step: usize) -> Requests {
+    let mut decoder = RequestDecoder::new(STORE_LIMITS);
+    let mut found = Vec::new();
+    for mut part in data.chunks(step.max(1)) {
+        loop {
+            match decoder.next(&mut part) {
+                Ok(Some(request)) => found.push(request),
+                Ok(None) => break,
+                Err(error) => return (found, Err(error)),
+            }
+        }
+        assert!(part.is_empty());
+    }
+    (found, Ok(()))
+}
+
+/// Three clients take turns in asking; one that breaks the rules is gone, and comes again.
+fn serve(requests: Vec<Request>) {
+    let mut table = Table::new(STORE);
+    let mut owed: [Vec<ReplyShape>; 3] = Default::default();
+    for client in 0..3 {
+        assert_eq!(table.handle(ClientId(client), Request::Validate(MAGIC)), Ok(()));
+    }
+    for (client, request) in (0..3).cycle().zip(requests) {
+        let (id, shape) = (ClientId(client), request.reply_shape());
+        let place = usize::try_from(client).expect("one of three");
+        let cancels = request == Request::CancelWait;
+        if table.handle(id, request).is_ok() {
+            owed[place].extend(shape);
+        } else {
+            table.handle_gone(id);
+            owed[place].clear();
+            assert_eq!(table.handle(id, Request::Validate(MAGIC)), Ok(()));
+        }
+        assert!(table.size() <= STORE);
+        while let Some((ClientId(to), reply)) = table.poll_reply() {
+            let owed = &mut owed[usize::try_from(to).expect("one of three")];
+            let place = owed.iter().position(|shape| *shape == shape_of(&reply));
+            let shape = owed.swap_remove(place.expect("a reply that is owed"));
+            let mut bytes = Vec::new();
+            reply.encode(&mut bytes);
+            let limits = StoreLimits { max_keys: u64::MAX, max_message: usize::MAX, ..STORE_LIMITS };
+            let mut decoder = ReplyDecoder::new(shape, StoreLimits { max_value: STORE, ..limits });
+            assert_eq!(decoder.next(&mut &bytes[..]), Ok(Some(reply)));
+        }
+        if cancels {
+            owed[place].clear();
+        }
+    }
+    for client in 0..3 {
+        table.handle_gone(ClientId(client));
+    }
+    assert!(table.poll_reply().is_none());
+}
+
+fn shape_of(reply: &Reply) -> ReplyShape {
+    match reply {
+        Reply::Value(_) => ReplyShape::Value,
+        Reply::Values(values) => ReplyShape::Values(values.len()),
+        Reply::Keys(_) => ReplyShape::Keys,
+        Reply::Number(_) => ReplyShape::Number,
+        Reply::Flag(_) => ReplyShape::Flag,
+        Reply::Nonce(_) => ReplyShape::Nonce,
+        Reply::Popped(_) => ReplyShape::Popped,
     }
 }

@@ -1,128 +1,181 @@
-"""Measures torch's own RPC agent and tensorcall side by side, in turn, in one run.
+"""Measures tensorcall, its peers and the floor, in turn, in one run.
 
-    python run.py --quick                        every workload, three rounds, about two minutes
-    python run.py --quick --workloads L1,C1      some of them
-    python run.py --quick --engine tensorcall    one engine alone
-    python run.py --quick --placement same       both processes on one core (or `split`: one each)
+    cargo xtask bench                            all peers, all workloads, three rounds: about half an hour
+    cargo xtask bench --quick                    torch's agent, a bare socket and ours, under three minutes
+    cargo xtask bench --quick --gate             what CI runs: are we still as far ahead of torch as recorded?
+    cargo xtask bench --peers "tensorcall rust,tarpc,tonic" --workloads L1,C1,B1
+    cargo xtask bench --page                     all, and write docs/performance.md with its plots
+    cargo xtask bench --from FILE --page         the same of a run that is over, from its --json file
 
-Each round starts two processes with torch's agent, measures, then does the same with tensorcall.
-Figures are medians over the rounds; judge by the ratios, since both engines met the same machine.
+Each round goes through the peers, each round in another order; each peer's processes start anew, warm up,
+and time themselves. Figures are medians over the rounds. Judge by ratios: both sides met the same machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import signal
-import socket
-import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from figures import Figures
-from workloads import WORKLOADS
+import gate
+import machine
+import page
+from figures import Figures, comparison
+from peers import OURS, OURS_TCP, PEERS, RUST, TORCH, TORCH_UV, WORKLOADS, Peer
+from schedule import Schedule
+from settings import PLACEMENTS, Settings
 
-HERE = Path(__file__).resolve().parent
-ENGINES = ("torch", "tensorcall")
-PAIR_LIMIT = 180.0
-"""Seconds after which a pair of processes is given up."""
+FULL_SIZES, QUICK_SIZES = ("1K", "64K", "1M", "16M", "256M"), ("1M", "16M", "256M")
+RETRIES = 2
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Reads the command line."""
-    parser = argparse.ArgumentParser(prog="bench", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="short workloads, three rounds")
-    parser.add_argument("--rounds", type=int, help="times that each engine is measured")
-    parser.add_argument("--calls", type=int, help="calls per latency workload")
+    parser = argparse.ArgumentParser(
+        prog="cargo xtask bench",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    names = ", ".join(peer.name for peer in PEERS)
+    parser.add_argument("--quick", action="store_true", help="the peers and workloads that matter most")
+    parser.add_argument("--gate", action="store_true", help="fail if we fell behind what is recorded")
+    parser.add_argument("--record", action="store_true", help="record what the gate compares with")
+    parser.add_argument("--peers", help=f"some of them, separated by commas: {names}")
+    parser.add_argument("--workloads", help=f"some of them, separated by commas: {', '.join(WORKLOADS)}")
+    parser.add_argument("--rounds", type=int, default=3, help="times that each peer is measured")
+    parser.add_argument("--calls", type=int, help="per latency workload")
     parser.add_argument("--seconds", type=float, help="for each of the other workloads")
-    parser.add_argument("--workloads", default=",".join(WORKLOADS), help="L1,L2,C1,B1")
-    parser.add_argument("--engine", choices=ENGINES, action="append", help="measure only this one")
-    parser.add_argument("--placement", choices=["free", "same", "split"], default="free")
-    parser.add_argument("--tcp", action="store_true", help="torch without shared memory")
-    parser.add_argument("--json", type=Path, help="file for all figures")
+    parser.add_argument("--sizes", help=f"of large tensors, by default {','.join(FULL_SIZES)}")
+    parser.add_argument("--workers", help="sizes of the jobs of M1, by default 2,4,8,16")
+    parser.add_argument("--placements", help=f"some of {', '.join(PLACEMENTS)}; by default all")
+    parser.add_argument("--quiet", action="store_true", help="measure again what others disturbed")
+    parser.add_argument(
+        "--page", action="store_true", help="write docs/performance.md and the README's table"
+    )
+    parser.add_argument("--json", type=Path, help="file for all that was measured")
+    parser.add_argument("--from", type=Path, dest="source", help="such a file: measure nothing")
+    parser.add_argument("--rust", type=Path, default=RUST, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    options.rounds = options.rounds or (3 if options.quick else 5)
-    options.calls = options.calls or (1500 if options.quick else 5000)
-    options.seconds = options.seconds or (0.8 if options.quick else 2.5)
-    options.engine = options.engine or list(ENGINES)
+    quick = options.quick or options.gate
+    options.calls = options.calls or (1000 if quick else 3000)
+    options.seconds = options.seconds or (0.3 if quick else 1.0)
+    sizes = ("1M", "16M") if options.gate else QUICK_SIZES if quick else FULL_SIZES
+    options.sizes = tuple(options.sizes.split(",")) if options.sizes else sizes
+    options.workers = tuple(map(int, (options.workers or ("4" if quick else "2,4,8,16")).split(",")))
+    placements = options.placements or ("free" if quick else ",".join(PLACEMENTS))
+    options.placements = tuple(placements.split(","))
+    if unknown := set(options.placements) - set(PLACEMENTS):
+        parser.error(f"no such placement: {', '.join(unknown)}")
     return options
 
 
-@contextmanager
-def process(role: str, engine: str, init_method: str, options: argparse.Namespace) -> Iterator[Any]:
-    """One of the two processes of a run, killed with all it started when the block ends."""
-    command = [sys.executable, str(HERE / "workloads.py"), role, "--engine", engine]
-    command += ["--init-method", init_method, "--workloads", options.workloads]
-    command += ["--calls", str(options.calls), "--seconds", str(options.seconds)]
-    command += ["--placement", options.placement]
-    if options.tcp and engine == "torch":
-        command.append("--tcp")
-    environment = {"TP_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "ignore"}
-    with tempfile.TemporaryFile("w+") as errors:
-        child = subprocess.Popen(
-            command,
-            env=environment | os.environ,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            yield child
-            if child.returncode != 0:
-                errors.seek(0)
-                raise RuntimeError(f"the {role} of {engine} failed:\n{errors.read()[-4000:]}")
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-
-
-def measure(engine: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """One run of one engine: what its caller printed."""
-    init_method = f"tcp://127.0.0.1:{_free_port()}"
-    deadline = time.monotonic() + PAIR_LIMIT
-    with (
-        process("callee", engine, init_method, options) as callee,
-        process("caller", engine, init_method, options) as caller,
-    ):
-        lines, _ = caller.communicate(timeout=deadline - time.monotonic())
-        if caller.returncode == 0:
-            callee.wait(max(1.0, deadline - time.monotonic()))
+def chosen(options: argparse.Namespace) -> list[tuple[Peer, tuple[str, ...]]]:
+    """Who is measured, and on what."""
+    quick = options.quick or options.gate
+    names = {peer.name for peer in PEERS}
+    if options.peers:
+        names = {name.strip() for name in options.peers.split(",")}
+        if unknown := names - {peer.name for peer in PEERS}:
+            sys.exit(f"no such peer: {', '.join(sorted(unknown))}")
+    elif options.gate:
+        names = {TORCH, OURS}
+    wanted = set(WORKLOADS)
+    if options.workloads:
+        wanted = set(options.workloads.split(","))
+        if unknown := wanted - set(WORKLOADS):
+            sys.exit(f"no such workload: {', '.join(sorted(unknown))}")
+    elif options.gate:
+        wanted = set(gate.GATED.values())
+    found = []
+    for peer in (peer for peer in PEERS if peer.name in names):
+        offered = peer.workloads if options.peers or options.workloads or not quick else peer.quick
+        if not (workloads := tuple(name for name in offered if name in wanted)):
+            continue
+        if (absence := peer.absence(options.rust)) is None:
+            found.append((peer, workloads))
         else:
-            callee.kill()
-    return [json.loads(line) for line in lines.splitlines() if line.startswith("{")]
+            print(f"left out: {peer.name}: {absence}", file=sys.stderr)
+    return found
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def measure(options: argparse.Namespace, peers: list[tuple[Peer, tuple[str, ...]]]) -> list[dict[str, Any]]:
+    """All rounds; what is there already is in the file, should this end early."""
+    settings = Settings((), options.calls, options.seconds, options.sizes, "free")
+    jobs = 1 if options.quick else options.rounds
+    rest = (options.placements, options.workers, options.rust, options.rounds, jobs)
+    schedule = Schedule(peers, settings, *rest)
+    trials: list[dict[str, Any]] = []
+    for trial in schedule.run(again=2 if options.quiet else 0):
+        trials.append(trial.as_data())
+        if options.json:
+            data = {"about": machine.describe(), "trials": trials}
+            options.json.write_text(json.dumps(data, indent=1) + "\n")
+    return trials
+
+
+def figures_of(trials: list[dict[str, Any]]) -> Figures:
+    """What the runs came to."""
+    figures = Figures()
+    for trial in trials:
+        figures.add(trial["round"], trial["placement"], trial["peer"], trial["figures"])
+    return figures
+
+
+def show(figures: Figures) -> None:
+    """The two tables that matter most; all others are in the report."""
+    for ours, theirs in ((OURS, TORCH), (OURS_TCP, TORCH_UV)):
+        if table := comparison(figures, ours, theirs):
+            print(table, end="\n\n")
+
+
+def is_behind(options: argparse.Namespace, figures: Figures) -> bool:
+    """Whether we fell behind what is recorded, also when measured anew."""
+    failed = gate.verdicts(figures)
+    for attempt in range(RETRIES + 1):
+        for verdict in failed:
+            print(verdict)
+        failed = [verdict for verdict in failed if not verdict.is_good]
+        if not failed or attempt == RETRIES:
+            break
+        print(f"once more: {', '.join(gate.workloads(failed))}", file=sys.stderr)
+        again = argparse.Namespace(
+            **vars(options) | {"workloads": ",".join(gate.workloads(failed)), "json": None}
+        )
+        trials = measure(again, chosen(again))
+        keys = {verdict.key for verdict in failed}
+        failed = [verdict for verdict in gate.verdicts(figures_of(trials)) if verdict.key in keys]
+    return bool(failed)
 
 
 def main(arguments: list[str]) -> int:
     """The command."""
     options = parse(arguments)
-    figures = Figures(options.engine)
-    began = time.monotonic()
-    for number in range(options.rounds):
-        for engine in options.engine:
-            print(f"round {number + 1} of {options.rounds}: {engine}", file=sys.stderr, flush=True)
-            figures.add(engine, measure(engine, options))
-    print(figures.table())
-    print(
-        f"\nmedians of {options.rounds} rounds, placement {options.placement}, "
-        f"{len(os.sched_getaffinity(0))} cores, {time.monotonic() - began:.0f} s"
-    )
-    if options.json is not None:
-        options.json.write_text(json.dumps(figures.as_data(), indent=1) + "\n")
-    return 0
+    if options.source:
+        data = json.loads(options.source.read_text())
+    else:
+        data = {"about": machine.describe(), "trials": measure(options, chosen(options))}
+    figures = figures_of(data["trials"])
+    failures = [trial for trial in data["trials"] if trial["failure"]]
+    if options.page:
+        import plots
+
+        pictures = plots.draw(figures, FULL_SIZES, page.PICTURES)
+        page.write(page.report(figures, data["about"], data["trials"]), pictures)
+        page.write_summary(figures, data["about"], data["trials"])
+        summary = "" if page.is_disturbed(data["trials"]) else f", the table in {page.README.name}"
+        print(f"written: {page.PAGE}, {', '.join(pictures)}{summary}")
+    elif options.quick or options.gate:
+        show(figures)
+    else:
+        print(page.report(figures, data["about"], data["trials"]))
+    for trial in failures:
+        print(f"failed: {trial['peer']}, round {trial['round']}: {trial['failure']}", file=sys.stderr)
+    if options.record:
+        print(f"recorded: {gate.record(figures, data['about'])} figures in {gate.FILE}")
+    behind = options.gate and is_behind(options, figures)
+    return 1 if failures or behind else 0
 
 
 if __name__ == "__main__":

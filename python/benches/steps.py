@@ -25,7 +25,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from figures import Figures
+from figures import Figures, cell, comparison, markdown
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 ENGINES = ("torch", "tensorcall")
@@ -163,6 +163,14 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def table(figures: Figures, engines: list[str]) -> str:
+    """Both side by side, or the one that was asked for."""
+    if len(engines) > 1:
+        return comparison(figures, engines[1], engines[0])
+    rows = [[key.workload, cell(figures.values(key, engines[0]))] for key in figures.keys]
+    return markdown(["workload", f"{engines[0]}, ms a step"], rows)
+
+
 def main(arguments: list[str]) -> int:
     """The command."""
     parser = argparse.ArgumentParser(prog="steps", description=(__doc__ or "").split("\n")[0])
@@ -177,7 +185,7 @@ def main(arguments: list[str]) -> int:
         work(options)
         return 0
     engines = options.engine or list(ENGINES)
-    figures = Figures(engines)
+    figures = Figures()
     for number in range(options.rounds):
         for name in [options.workloads] if options.workloads else WORKLOADS:
             for engine in engines:
@@ -185,8 +193,9 @@ def main(arguments: list[str]) -> int:
                     f"round {number + 1} of {options.rounds}: {name}, {engine}", file=sys.stderr, flush=True
                 )
                 value = measure(engine, name, options.steps)
-                figures.add(engine, [{"workload": name, "metric": "ms a step", "value": value}])
-    print(figures.table())
+                line = {"workload": name, "metric": "ms a step", "value": value}
+                figures.add(number, "free", engine, [line])
+    print(table(figures, engines))
     print(
         f"\nmedians of {options.rounds} rounds of {options.steps} steps, {len(os.sched_getaffinity(0))} cores"
     )

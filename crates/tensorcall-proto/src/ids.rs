@@ -4,6 +4,7 @@
 //! that what an earlier life sent never reaches a later one (LIFE-1). All of them check their
 //! value where it enters, so whoever holds one need not check again.
 
+use std::borrow::Borrow;
 use std::fmt;
 use std::sync::Arc;
 
@@ -187,6 +188,13 @@ impl WorkerName {
 
     /// The name as text.
     pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// A table by names can be asked with text: both hash and compare alike.
+impl Borrow<str> for WorkerName {
+    fn borrow(&self) -> &str {
         &self.0
     }
 }

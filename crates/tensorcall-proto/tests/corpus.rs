@@ -9,6 +9,7 @@ use tensorcall_proto::autograd::{AutogradCall, Pass, Step};
 use tensorcall_proto::connection::{Outbox, Piece, Segment};
 use tensorcall_proto::group::{Departures, Parcel, WireLink};
 use tensorcall_proto::ids::{ForkId, Incarnation, Life, MessageId, PassId, RRefId, Rank};
+use tensorcall_proto::wire::store::{MAGIC, Request};
 use tensorcall_proto::wire::{
     AutogradRef, BufferDesc, Call, DType, Descriptor, Encoding, Exception, FailureKind, FrameHeader,
     FunctionRef, GoodbyeReason, Limits, Message, NewRRef, Outcome, Phase, RRefDesc, RRefMessage, Reply,
@@ -27,12 +28,13 @@ mod passes;
 
 type Body = fn(&[u8]);
 
-const TARGETS: [(&str, Body); 8] = [
+const TARGETS: [(&str, Body); 9] = [
     ("frame", bodies::frame),
     ("message", bodies::message),
     ("value", bodies::value),
     ("handshake", bodies::handshake),
     ("connection", bodies::connection),
+    ("store", bodies::store),
     ("group", bodies::group),
     ("rref", operations::rref),
     ("autograd", passes::autograd),
@@ -107,6 +109,7 @@ fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
     add("value", values());
     add("handshake", handshakes());
     add("connection", connections());
+    add("store", store_clients());
     add("group", records());
     add("rref", lists_of_operations());
     add("autograd", backward_passes());
@@ -167,6 +170,68 @@ fn backward_passes() -> Vec<(&'static str, Vec<u8>)> {
                 (time, 31),
             ]),
         ),
+    ]
+}
+
+/// What clients of a store say, in turns of three.
+fn store_clients() -> Vec<(&'static str, Vec<u8>)> {
+    let text = |text: &str| text.as_bytes().to_vec();
+    let said = |requests: &[Request]| {
+        let mut bytes = vec![5];
+        for request in requests {
+            request.encode(&mut bytes);
+        }
+        bytes
+    };
+    let wait = |key| Request::Wait(vec![text(key), text("other")]);
+    let huge = |opcode: u8| [&[1, opcode][..], &[0xff; 8]].concat();
+    vec![
+        (
+            "every-request",
+            said(&[
+                Request::Set(text("k"), text("v")),
+                Request::CompareSet(text("k"), text("v"), text("w")),
+                Request::Get(text("k")),
+                Request::Add(text("n"), 3),
+                Request::Check(vec![text("k"), text("n")]),
+                Request::Append(text("k"), text("!")),
+                Request::MultiSet(vec![(text("a"), text("1"))]),
+                Request::MultiGet(vec![text("a"), text("b")]),
+                Request::NumKeys,
+                Request::ListKeys,
+                Request::Delete(text("a")),
+                Request::QueuePush(text("q"), text("x")),
+                Request::QueueLen(text("q")),
+                Request::QueuePop(text("q")),
+                Request::Ping(7),
+            ]),
+        ),
+        (
+            "waits",
+            said(&[
+                wait("k"),
+                wait("k"),
+                Request::Set(text("other"), text("")),
+                Request::CancelWait,
+                Request::QueuePush(text("k"), text("x")),
+                Request::Add(text("k"), 1),
+            ]),
+        ),
+        ("barrier", said(&vec![Request::Barrier(text("b"), 3); 4])),
+        (
+            "waits-twice-for-one-key",
+            said(&[Request::Wait(vec![text("k"); 2]), Request::Set(text("k"), text(""))]),
+        ),
+        (
+            "not-a-number",
+            said(&[Request::Set(text("k"), text("v")), Request::Add(text("k"), 1), Request::NumKeys]),
+        ),
+        ("full", said(&vec![Request::Append(text("k"), vec![7; 4000]); 18])),
+        ("greets-twice", said(&[Request::Validate(MAGIC), Request::Ping(1)])),
+        ("huge-key", huge(3)),
+        ("huge-list", huge(6)),
+        ("unknown", vec![1, 200]),
+        ("half-of-a-pair", [&[2, 11, 2][..], &[0; 7], &[1], &[0; 7], b"k"].concat()),
     ]
 }
 

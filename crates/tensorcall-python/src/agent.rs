@@ -401,7 +401,7 @@ impl Agent {
             function: FunctionRef::Name(name.to_owned()),
             label: name.into(),
             encoding: Encoding::Value,
-            body: Body { payload, tensors, buffers, rrefs, autograd: place.map(to_ref) },
+            body: Body { payload, tensors, buffers, rrefs, autograd: place.map(to_ref), ..Body::default() },
             timeout: time::limit(timeout),
             deadline: None,
             creates: None,

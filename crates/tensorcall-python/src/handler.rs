@@ -248,6 +248,9 @@ impl PyHandler {
         py: Python<'py>,
         rrefs: Vec<tensorcall::engine::RRef>,
     ) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        if rrefs.is_empty() {
+            return Ok(Vec::new());
+        }
         let wrap = |native| self.call(intern!(py, "wrap_rref"), (native,));
         self.rref_list(py, rrefs)?.iter().map(wrap).collect()
     }
@@ -306,7 +309,7 @@ impl PyHandler {
         };
         match packed {
             Ok(((tensors, buffers), autograd)) => {
-                let body = Body { payload, tensors, buffers, rrefs, autograd };
+                let body = Body { payload, tensors, buffers, rrefs, autograd, ..Body::default() };
                 Ok(Answer::Packed { raised: false, encoding: Encoding::Value, body })
             }
             Err(error) => self.pack_exception(py, error.into_value(py).bind(py), to),
@@ -407,7 +410,7 @@ pub(crate) fn pickled_body(
     for (desc, place) in tensors.iter_mut().zip(places).filter(|(_, place)| !place.is_empty()) {
         desc.device = device_named(&place)?;
     }
-    Ok(Body { payload, tensors, buffers, rrefs, autograd })
+    Ok(Body { payload, tensors, buffers, rrefs, autograd, ..Body::default() })
 }
 
 /// A device by torch's name for it.

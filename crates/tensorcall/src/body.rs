@@ -12,6 +12,8 @@ use crate::rref::RRef;
 pub struct Body {
     /// Encoded arguments or result.
     pub payload: Vec<u8>,
+    /// What belongs into the payload without having been copied there, each behind so many bytes of it. In order.
+    pub inserted: Vec<(usize, Region)>,
     /// Tensors in the order in which the payload counts them.
     pub tensors: Vec<TensorDesc>,
     /// Memory that the tensors point into ([`TensorDesc::buffer`]).
@@ -30,7 +32,51 @@ impl Body {
 
     /// Bytes of payload and buffers together.
     pub fn len(&self) -> u64 {
-        self.payload.len() as u64 + self.buffers.iter().map(|b| b.len() as u64).sum::<u64>()
+        self.payload_len() + self.buffers.iter().map(|b| b.len() as u64).sum::<u64>()
+    }
+
+    /// Bytes of the payload, with those that are inserted.
+    pub(crate) fn payload_len(&self) -> u64 {
+        self.payload.len() as u64 + self.inserted.iter().map(|(_, region)| region.len() as u64).sum::<u64>()
+    }
+
+    /// Copies what is inserted into the payload.
+    pub(crate) fn flatten(&mut self) {
+        if self.inserted.is_empty() {
+            return;
+        }
+        let mut whole = Vec::with_capacity(usize::try_from(self.payload_len()).unwrap_or(0));
+        let mut done = 0;
+        for (behind, region) in std::mem::take(&mut self.inserted) {
+            whole.extend_from_slice(&self.payload[done..behind]);
+            done = behind;
+            let start = whole.len();
+            whole.resize(start + region.len(), 0);
+            region.copy_to(&mut whole[start..]);
+        }
+        whole.extend_from_slice(&self.payload[done..]);
+        self.payload = whole;
+    }
+
+    /// The payload in pieces: what comes before the first that is inserted, and all that follows.
+    pub(crate) fn take_pieces(&mut self) -> (Vec<u8>, Vec<Region>) {
+        let payload = std::mem::take(&mut self.payload);
+        let inserted = std::mem::take(&mut self.inserted);
+        let Some((first, _)) = inserted.first() else { return (payload, Vec::new()) };
+        let (head, mut done) = (payload[..*first].to_vec(), *first);
+        let whole = Region::from_vec(payload);
+        let mut pieces = Vec::with_capacity(2 * inserted.len());
+        for (behind, region) in inserted {
+            if behind > done {
+                pieces.push(whole.slice(done..behind));
+                done = behind;
+            }
+            pieces.push(region);
+        }
+        if whole.len() > done {
+            pieces.push(whole.slice(done..whole.len()));
+        }
+        (head, pieces)
     }
 
     /// Whether there is nothing at all.
@@ -74,11 +120,28 @@ impl Body {
     fn describe(&self, message: Message) -> Descriptor {
         Descriptor {
             message,
-            payload_len: self.payload.len() as u64,
+            payload_len: self.payload_len(),
             buffers: self.buffers.iter().map(|region| BufferDesc::body(region.len() as u64)).collect(),
             tensors: self.tensors.clone(),
             rrefs: Vec::new(),
         }
+    }
+
+    fn receive_payload(&self) -> Result<Buffer, OutOfMemory> {
+        if self.inserted.is_empty() {
+            return Buffer::copy_of(&self.payload);
+        }
+        let mut buffer = Buffer::zeroed(usize::try_from(self.payload_len()).unwrap_or(usize::MAX))?;
+        let (mut target, mut done) = (buffer.as_mut(), 0);
+        for (behind, region) in &self.inserted {
+            let (own, rest) = target.split_at_mut(behind - done);
+            own.copy_from_slice(&self.payload[done..*behind]);
+            let (theirs, rest) = rest.split_at_mut(region.len());
+            region.copy_to(theirs);
+            (target, done) = (rest, *behind);
+        }
+        target.copy_from_slice(&self.payload[done..]);
+        Ok(buffer)
     }
 
     /// What the receiver of this body would get, in memory of its own; references aside, which only an
@@ -90,7 +153,7 @@ impl Body {
             Ok(buffer)
         };
         Ok(Received {
-            payload: Buffer::copy_of(&self.payload)?,
+            payload: self.receive_payload()?,
             tensors: self.tensors.clone(),
             buffers: self.buffers.iter().map(copy).collect::<Result<_, _>>()?,
             rrefs: Vec::new(),
@@ -149,6 +212,30 @@ mod tests {
         assert!(matches!(Body::default().check(1 << 20, &limits), Err(WireError::ControlTooLarge { .. })));
         let small = Limits { max_message: 23, ..limits };
         assert!(matches!(with_tensors(1).check(10, &small), Err(WireError::BodyTooLarge { .. })));
+    }
+
+    #[test]
+    fn what_is_inserted_stands_where_it_belongs() {
+        let region = |text: &str| Region::from_vec(text.as_bytes().to_vec());
+        for (payload, inserted, whole) in [
+            ("", vec![(0, region("abc"))], "abc"),
+            ("xyz", vec![(0, region("a"))], "axyz"),
+            ("xyz", vec![(1, region("abc")), (1, region("d")), (3, region("e"))], "xabcdyze"),
+        ] {
+            let mut body = Body { payload: payload.into(), inserted, ..Body::default() };
+
+            assert_eq!(body.len(), whole.len() as u64);
+            assert_eq!(body.receive().unwrap().payload.as_ref(), whole.as_bytes());
+            let (mut head, pieces) = body.clone().take_pieces();
+            for piece in pieces {
+                let start = head.len();
+                head.resize(start + piece.len(), 0);
+                piece.copy_to(&mut head[start..]);
+            }
+            assert_eq!(head, whole.as_bytes());
+            body.flatten();
+            assert_eq!(body.payload, whole.as_bytes());
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::any::Any;
 use std::fmt;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -308,6 +309,16 @@ impl Region {
     /// Where the bytes are.
     pub fn as_ptr(&self) -> *const u8 {
         self.start
+    }
+
+    /// A part of the region.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such part.
+    pub(crate) fn slice(&self, range: Range<usize>) -> Self {
+        assert!(range.start <= range.end && range.end <= self.len, "a part of a region is within it");
+        Self { start: self.start.wrapping_add(range.start), len: range.len(), owner: Arc::clone(&self.owner) }
     }
 
     /// Copies the whole region into `target`, which must be as long.

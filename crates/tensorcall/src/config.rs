@@ -48,6 +48,9 @@ pub struct AgentConfig {
     pub listen_address: Option<String>,
     /// Interface to listen on instead; an address goes first.
     pub listen_interface: Option<String>,
+    /// Whether workers on the same host use TCP too, and not the faster ways there are within a host.
+    /// Default no.
+    pub tcp_only: bool,
     /// Whether this worker reads plain data only, and no pickles: what answers its calls is a
     /// [`Value`](tensorcall_proto::wire::Value), and others know that its functions need such arguments.
     /// Default false.
@@ -79,6 +82,7 @@ impl AgentConfig {
             rendezvous_host: None,
             listen_address: None,
             listen_interface: None,
+            tcp_only: false,
             plain: false,
             group_threads: const { NonZeroUsize::new(4).unwrap() },
             limits: Limits::default(),
@@ -88,7 +92,7 @@ impl AgentConfig {
 
     /// Lets the environment change what it names: `TENSORCALL_MAX_THREADS`,
     /// `TENSORCALL_MAX_OUTSTANDING_CALLS`, `TENSORCALL_MAX_OUTSTANDING_BYTES`,
-    /// `TENSORCALL_SILENCE_LIMIT` (seconds), `TENSORCALL_MAX_IDLE_MEMORY` (bytes),
+    /// `TENSORCALL_SILENCE_LIMIT` (seconds), `TENSORCALL_MAX_IDLE_MEMORY` (bytes), `TENSORCALL_TCP_ONLY` (1),
     /// `TENSORCALL_ADDR` and `TENSORCALL_IFACE`, or else `TP_SOCKET_IFNAME`, which programs for PyTorch set.
     ///
     /// # Errors
@@ -108,6 +112,9 @@ impl AgentConfig {
         })?;
         // A peer needs time for an answer.
         self.keepalive = self.keepalive.min(self.silence_limit / 3);
+        let mut tcp_only = u8::from(self.tcp_only);
+        set(&mut tcp_only, "TENSORCALL_TCP_ONLY")?;
+        self.tcp_only = tcp_only != 0;
         self.listen_address = variable("TENSORCALL_ADDR").or(self.listen_address);
         let interface = variable("TENSORCALL_IFACE").or_else(|| variable("TP_SOCKET_IFNAME"));
         self.listen_interface = interface.or(self.listen_interface);

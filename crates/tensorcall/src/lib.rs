@@ -1,6 +1,43 @@
 //! Tensor RPC: call a function on another process, with tensors as arguments and results.
 //!
-//! What is public so far is the [`engine`], which the Python package is built on.
+//! A *job* is a group of *workers*, each a process with a unique name. Any worker calls functions of any other,
+//! or of itself: for a result, for a future, or for a reference to a result that stays there.
+//!
+//! ```
+//! use tensorcall::{Agent, RpcFuture, Tensor};
+//!
+//! fn double(mut tensor: Tensor) -> tensorcall::Result<Tensor> {
+//!     tensor.as_mut_slice::<f32>()?.iter_mut().for_each(|element| *element *= 2.0);
+//!     Ok(tensor)
+//! }
+//!
+//! // Two workers in this process; others meet over TCP, files or a launcher.
+//! let workers = Agent::start_together([
+//!     Agent::builder("alice"),
+//!     Agent::builder("bob").function("double", double),
+//! ])?;
+//!
+//! let tensor = Tensor::from_vec(vec![1.0f32, 2.0], &[2])?;
+//! let doubled: RpcFuture<Tensor> = workers[0].call("bob", "double", (tensor,));
+//! assert_eq!(doubled.wait()?.as_slice::<f32>()?, [2.0, 4.0]);
+//! # Ok::<(), tensorcall::Error>(())
+//! ```
+#![cfg_attr(doc, doc = "")]
+#![cfg_attr(doc, doc = "The [`guide`] goes from here to many hosts.")]
+//!
+//! - [`Agent`], [`AgentBuilder`]: a worker, its functions and its calls
+//! - [`Function`], [`State`], [`Caller`], [`Keep`]: what others can call
+//! - [`RpcFuture`], [`RRef`]: what calls return
+//! - [`Tensor`], [`Bytes`]: memory that is sent from where it lies
+//! - [`IntoValue`], [`FromValue`], [`Value`], [`Serde`]: which types travel, and how
+//! - [`Error`], [`ErrorKind`]: what can go wrong
+//! - [`rendezvous`], [`store`]: where workers meet
+//! - [`engine`]: what all this is built on, for embedders such as the Python package
+//!
+//! | feature | what it adds |
+//! |---|---|
+//! | `candle` | candle's tensors as arguments and results, and backward passes over several workers |
+//! | `ndarray` | tensors as arrays of `ndarray` and the other way round, without copying |
 
 mod agent;
 mod autograd;
@@ -15,6 +52,8 @@ mod error;
 mod fork;
 mod future;
 mod gather;
+#[cfg(any(doc, doctest))]
+pub mod guide;
 mod membership;
 mod native;
 mod plain;

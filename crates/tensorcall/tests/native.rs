@@ -9,6 +9,8 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
+use tensorcall::rendezvous::Rendezvous;
+use tensorcall::store::{MemoryStore, Store};
 use tensorcall::{
     Agent, AgentBuilder, Bytes, Caller, DType, ErrorKind, Keep, RRef, Result, RpcFuture, State, Tensor, Value,
 };
@@ -429,6 +431,71 @@ fn a_worker_that_closes_fails_calls_to_it() {
     assert!(matches!(error.kind(), ErrorKind::PeerLeft | ErrorKind::PeerLost), "{error}");
     assert!(caller.call_blocking::<()>("server", "forever", ()).unwrap_err().to_string().contains("server"));
     assert!(server.is_closed());
+}
+
+/// Starts workers that meet, each on a thread of its own as if in a process of its own.
+fn meet(builders: impl IntoIterator<Item = AgentBuilder>) -> Vec<Result<Agent>> {
+    let start = |builder: AgentBuilder| std::thread::spawn(move || builder.timeout(SOON).start());
+    let threads: Vec<_> = builders.into_iter().map(start).collect();
+    threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+}
+
+#[test]
+fn workers_meet_in_a_store_and_call_each_other_over_sockets() {
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
+    let builder = |rank| {
+        let rendezvous = Rendezvous::in_store(Arc::clone(&store), rank, Some(3)).unwrap();
+        let name = |agent: Agent| agent.name().to_owned();
+        Agent::builder(format!("worker{rank}")).meet_at(Arc::new(rendezvous)).function("name", name)
+    };
+
+    let agents: Vec<Agent> = meet((0..3).map(builder)).into_iter().map(Result::unwrap).collect();
+
+    let names: Vec<String> = agents[0].workers().into_iter().map(|worker| worker.name).collect();
+    assert_eq!(names, ["worker0", "worker1", "worker2"]);
+    for (agent, to) in agents.iter().zip([1, 2, 0]) {
+        let to = format!("worker{to}");
+        assert_eq!(agent.call_blocking::<String>(&to, "name", ()).unwrap(), to);
+    }
+    let numbers = Bytes::from((0..1_000_000u32).flat_map(u32::to_le_bytes).collect::<Vec<u8>>());
+    let error = agents[0].call_blocking::<String>("worker1", "name", (&numbers,)).unwrap_err();
+    assert!(error.to_string().contains("it takes 0 arguments"), "{error}");
+    leave(agents);
+}
+
+#[test]
+fn workers_join_and_leave_a_group_that_changes() {
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
+    let join = |rank| {
+        let rendezvous = Rendezvous::in_store(Arc::clone(&store), rank, None).unwrap();
+        let builder = Agent::builder(format!("worker{rank}")).meet_at(Arc::new(rendezvous));
+        builder.timeout(SOON).function("rank", |agent: Agent| agent.rank()).start().unwrap()
+    };
+
+    let first = join(0);
+    let second = join(1);
+    assert_eq!(first.call_blocking::<u32>("worker1", "rank", ()).unwrap(), 1);
+    let third = join(2);
+    assert_eq!(third.call_blocking::<u32>("worker0", "rank", ()).unwrap(), 0);
+    second.shutdown_timeout(SOON).unwrap();
+
+    let names = |agent: &Agent| agent.workers().into_iter().map(|worker| worker.name).collect::<Vec<_>>();
+    assert_eq!(names(&first), ["worker0", "worker2"]);
+    assert_eq!(first.call_blocking::<u32>("worker2", "rank", ()).unwrap(), 2);
+    assert!(first.call_blocking::<u32>("worker1", "rank", ()).is_err());
+    third.shutdown_timeout(SOON).unwrap();
+    first.shutdown_timeout(SOON).unwrap();
+}
+
+#[test]
+fn a_worker_says_what_it_needs_to_start() {
+    let text = |builder: AgentBuilder| builder.start().unwrap_err().to_string();
+
+    assert!(text(Agent::builder("alone")).contains("where does worker 'alone' meet the others?"));
+    assert!(
+        text(Agent::builder("a name").rendezvous("file:///tmp/x").rank(0).world_size(1)).contains("name")
+    );
+    assert!(text(Agent::builder("lost").rendezvous("nowhere").rank(0).world_size(1)).contains("nowhere"));
 }
 
 #[test]

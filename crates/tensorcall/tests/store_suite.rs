@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod common;
+#[path = "common/store_cases.rs"]
+mod store_cases;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -10,14 +12,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use common::{SOON, deadline, finish, now, thread};
+use common::{SOON, finish, thread};
+use store_cases::{Place, for_each_case};
 use tensorcall::engine::proto::wire::store::{MAGIC, Request};
 use tensorcall::store::{FileStore, MemoryStore, PrefixStore, Store, StoreError, StoreServer, TcpStore};
-
-/// Stores that several workers have opened at one place.
-trait Place {
-    fn open(&self) -> Arc<dyn Store>;
-}
 
 struct InMemory(Arc<MemoryStore>);
 
@@ -82,180 +80,15 @@ fn scratch_file() -> PathBuf {
     std::env::temp_dir().join(format!("tensorcall-store-{}-{number}", std::process::id()))
 }
 
-fn values_are_seen_by_all(place: &dyn Place) {
-    let (one, other) = (place.open(), place.open());
-
-    assert_eq!(other.get("k"), Ok(None));
-    one.set("k", b"v").unwrap();
-    assert_eq!(other.get("k"), Ok(Some(b"v".to_vec())));
-    other.set("k", b"").unwrap();
-    assert_eq!(one.get("k"), Ok(Some(Vec::new())));
-    let bytes: Vec<u8> = (0..=255).cycle().take(3 << 20).collect();
-    one.set("with spaces, ü and /", &bytes).unwrap();
-    assert_eq!(other.get("with spaces, ü and /"), Ok(Some(bytes)));
-}
-
-fn a_value_is_swapped_for_the_expected_one_only(place: &dyn Place) {
-    let store = place.open();
-    let swap = |expected: &str, desired: &str| {
-        String::from_utf8(store.compare_set("k", expected.as_bytes(), desired.as_bytes()).unwrap()).unwrap()
-    };
-
-    assert_eq!(swap("x", "y"), "x");
-    assert_eq!(store.check(&["k"]), Ok(false));
-    assert_eq!(swap("", "y"), "y");
-    assert_eq!(swap("", "z"), "y");
-    assert_eq!(swap("y", "z"), "z");
-    assert_eq!(store.get("k"), Ok(Some(b"z".to_vec())));
-}
-
-fn one_of_many_wins_a_swap(place: &dyn Place) {
-    let swap = |number: u32| {
-        let store = place.open();
-        thread(move || {
-            store.compare_set("k", b"", number.to_string().as_bytes()).unwrap()
-                == number.to_string().as_bytes()
-        })
-    };
-
-    let threads: Vec<_> = (1..=8).map(swap).collect();
-
-    assert_eq!(threads.iter().map(finish).filter(|won| *won).count(), 1);
-}
-
-fn sums_add_up_and_are_text(place: &dyn Place) {
-    let add = || {
-        let store = place.open();
-        thread(move || (0..25).for_each(|_| assert!(store.add("n", 2).is_ok())))
-    };
-    let threads: Vec<_> = (0..4).map(|_| add()).collect();
-    threads.iter().for_each(finish);
-
-    let store = place.open();
-    assert_eq!(store.get("n"), Ok(Some(b"200".to_vec())));
-    assert_eq!(store.add("n", -300), Ok(-100));
-    store.set("word", b"word").unwrap();
-    // A server can only hang up; the others say why.
-    let error = store.add("word", 1).unwrap_err();
-    assert!(matches!(error, StoreError::NotANumber { .. } | StoreError::Lost { .. }), "{error}");
-    assert_eq!(place.open().get("word"), Ok(Some(b"word".to_vec())));
-}
-
-fn bytes_are_added_to_the_end(place: &dyn Place) {
-    let store = place.open();
-
-    store.append("k", b"one").unwrap();
-    store.append("k", b"two").unwrap();
-
-    assert_eq!(store.get("k"), Ok(Some(b"onetwo".to_vec())));
-}
-
-fn keys_are_there_until_they_are_removed(place: &dyn Place) {
-    let (one, other) = (place.open(), place.open());
-    one.set("a", b"1").unwrap();
-    one.set("b", b"2").unwrap();
-
-    assert_eq!(other.check(&["a", "b"]), Ok(true));
-    assert_eq!(other.check(&[]), Ok(true));
-    assert_eq!(other.multi_get(&["b", "none", "a"]), Ok(vec![b"2".to_vec(), vec![], b"1".to_vec()]));
-    assert_eq!(one.delete("a"), Ok(true));
-    assert_eq!(one.delete("a"), Ok(false));
-    assert_eq!(other.check(&["a", "b"]), Ok(false));
-    one.set("a", b"again").unwrap();
-    assert_eq!(other.get("a"), Ok(Some(b"again".to_vec())));
-}
-
-fn who_waits_goes_on_when_all_keys_are_there(place: &dyn Place) {
-    let (waiting, store) = (place.open(), place.open());
-    let waits = thread(move || waiting.wait(&["a", "b"], Some(deadline(SOON))));
-    store.set("a", b"").unwrap();
-    assert!(waits.try_recv().is_err());
-
-    store.add("b", 1).unwrap();
-
-    assert_eq!(finish(&waits), Ok(()));
-    assert_eq!(store.wait(&["b", "a"], None), Ok(()));
-    assert_eq!(store.wait(&[], Some(now())), Ok(()));
-}
-
-fn who_waits_in_vain_is_told_so_and_goes_on(place: &dyn Place) {
-    let store = place.open();
-    store.set("a", b"here").unwrap();
-    let begin = now();
-
-    let error = store.wait(&["a", "b"], Some(deadline(Duration::from_millis(50)))).unwrap_err();
-
-    assert!(matches!(error, StoreError::Timeout { .. }));
-    assert!(error.to_string().contains('b'), "{error}");
-    assert!(begin.elapsed() >= Duration::from_millis(50) && begin.elapsed() < SOON);
-    assert_eq!(store.get("a"), Ok(Some(b"here".to_vec())));
-    store.set("b", b"").unwrap();
-    assert_eq!(store.wait(&["a", "b"], Some(now())), Ok(()));
-}
-
-fn threads_may_share_one_store(place: &dyn Place) {
-    let store = place.open();
-    let waits = thread({
-        let store = Arc::clone(&store);
-        move || store.wait(&["last"], Some(deadline(SOON)))
-    });
-    let adds: Vec<_> = (0..4)
-        .map(|_| {
-            let store = Arc::clone(&store);
-            thread(move || (0..20).for_each(|_| assert!(store.add("n", 1).is_ok())))
-        })
-        .collect();
-    adds.iter().for_each(finish);
-
-    store.set("last", b"").unwrap();
-
-    assert_eq!(finish(&waits), Ok(()));
-    assert_eq!(store.get("n"), Ok(Some(b"80".to_vec())));
-}
-
-macro_rules! suite {
-    ($($test:ident),* $(,)?) => {
-        mod memory { use super::*; $(#[test] fn $test() { super::$test(&InMemory(Arc::default())); })* }
-        mod file { use super::*; $(#[test] fn $test() { super::$test(&InFile::new()); })* }
-        mod tcp { use super::*; $(#[test] fn $test() { super::$test(&OverTcp::new()); })* }
-        mod prefix { use super::*; $(#[test] fn $test() { super::$test(&Prefixed(OverTcp::new())); })* }
-
-        /// All of it in one place, that the environment names: PyTorch's server, for its tests.
-        #[test]
-        #[ignore = "needs a server: its port in TENSORCALL_TEST_STORE"]
-        #[allow(clippy::disallowed_methods, reason = "tests")]
-        fn on_the_server_of_the_environment() {
-            let port = std::env::var("TENSORCALL_TEST_STORE").unwrap().parse().unwrap();
-            $({
-                println!(stringify!($test));
-                let fresh = OverTcp(([127, 0, 0, 1], port).into(), None);
-                struct Part(OverTcp);
-                impl Place for Part {
-                    fn open(&self) -> Arc<dyn Store> {
-                        Arc::new(PrefixStore::new(stringify!($test), self.0.open()))
-                    }
-                }
-                super::$test(&Part(fresh));
-            })*
-        }
+macro_rules! over_all_stores {
+    ($($case:ident,)*) => {
+        mod memory { use super::*; $(#[test] fn $case() { store_cases::$case(&InMemory(Arc::default())); })* }
+        mod file { use super::*; $(#[test] fn $case() { store_cases::$case(&InFile::new()); })* }
+        mod tcp { use super::*; $(#[test] fn $case() { store_cases::$case(&OverTcp::new()); })* }
+        mod prefix { use super::*; $(#[test] fn $case() { store_cases::$case(&Prefixed(OverTcp::new())); })* }
     };
 }
-
-mod suite {
-    use super::*;
-
-    suite!(
-        values_are_seen_by_all,
-        a_value_is_swapped_for_the_expected_one_only,
-        one_of_many_wins_a_swap,
-        sums_add_up_and_are_text,
-        bytes_are_added_to_the_end,
-        keys_are_there_until_they_are_removed,
-        who_waits_goes_on_when_all_keys_are_there,
-        who_waits_in_vain_is_told_so_and_goes_on,
-        threads_may_share_one_store,
-    );
-}
+for_each_case!(over_all_stores);
 
 #[test]
 fn the_last_participant_removes_the_file() {
@@ -317,13 +150,13 @@ fn nobody_or_somebody_else_at_the_address_is_an_error_in_time() {
         let probe = TcpListener::bind(any_port()).unwrap();
         probe.local_addr().unwrap().port()
     };
-    let patience = Duration::from_millis(200);
+    let briefly = Duration::from_millis(200);
 
-    for (host, port, why) in [
-        ("127.0.0.1", port, "does not answer as a store does"),
-        ("127.0.0.1", wrong_port, "does not speak as a store does"),
-        ("127.0.0.1", nobody, "refused"),
-        ("no.such.host.invalid", 1, "no.such.host.invalid"),
+    for (host, port, patience, why) in [
+        ("127.0.0.1", port, briefly, "does not answer as a store does"),
+        ("127.0.0.1", wrong_port, SOON, "does not speak as a store does"),
+        ("127.0.0.1", nobody, briefly, "refused"),
+        ("no.such.host.invalid", 1, briefly, "no.such.host.invalid"),
     ] {
         let error = TcpStore::connect(host, port, patience).unwrap_err();
         assert!(matches!(error, StoreError::Unreachable { .. }), "{error}");
@@ -344,6 +177,27 @@ fn a_store_whose_server_is_gone_is_lost_for_all_at_once() {
     assert!(matches!(finish(&waits), Err(StoreError::Lost { .. })));
     assert!(matches!(store.get("k"), Err(StoreError::Lost { .. })));
     assert!(matches!(store.set("k", b""), Err(StoreError::Lost { .. })));
+}
+
+#[test]
+fn what_is_too_long_is_said_before_it_is_sent() {
+    let store = OverTcp::new().open();
+
+    for error in [store.set("k", &vec![0; (8 << 20) + 1]), store.append(&"k".repeat(9000), b"")] {
+        assert!(matches!(error, Err(StoreError::TooLong { .. })), "{error:?}");
+    }
+}
+
+#[test]
+fn stores_are_reached_over_ipv6() {
+    let server = match StoreServer::listen("[::1]:0".parse().unwrap()) {
+        Ok(server) => server,
+        Err(error) => return eprintln!("no IPv6 here: {error}"),
+    };
+
+    let store = TcpStore::connect("::1", server.address().port(), SOON).unwrap();
+
+    assert_eq!(store.add("n", 1), Ok(1));
 }
 
 #[test]

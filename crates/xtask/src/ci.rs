@@ -2,7 +2,9 @@
 
 use anyhow::Result;
 
-use crate::{demo, fmt, packages, plan::Plan, process::run, project::Project, setup, stubs, test};
+use crate::{
+    api, candle, demo, fmt, packages, plan::Plan, process::run, project::Project, setup, stubs, test,
+};
 
 pub(crate) fn add<'a>(plan: &mut Plan<'a>, project: &'a Project) {
     plan.step("Rust format", |_| fmt::rust(project, &["--check"]));
@@ -12,6 +14,7 @@ pub(crate) fn add<'a>(plan: &mut Plan<'a>, project: &'a Project) {
     plan.step("dependencies", |_| dependencies(project));
     plan.step("clippy", |_| clippy(project));
     plan.step("Rust documentation", |_| documentation(project));
+    api::add(plan, project, false);
     plan.step("Python types", |_| run(project.python().args(["-m", "mypy"])));
     setup::add_extension(plan, project);
     stubs::add(plan, project);
@@ -19,6 +22,7 @@ pub(crate) fn add<'a>(plan: &mut Plan<'a>, project: &'a Project) {
     packages::add(plan, project);
     plan.step("models of lock-free state", |tally| test::models(project, tally));
     test::add(plan, project, false);
+    candle::add(plan, project);
 }
 
 fn python_lint(project: &Project) -> Result<()> {

@@ -12,11 +12,13 @@ pub(crate) fn add<'a>(plan: &mut Plan<'a>, project: &'a Project) {
     });
 }
 
-/// The workspace and, beside it, the fuzz targets' own.
+/// The workspace and, beside it, those of the fuzz targets and of the benchmark.
 pub(crate) fn rust(project: &Project, args: &[&str]) -> Result<()> {
     run(project.cargo(&["fmt", "--all"]).args(args))?;
-    if project.root.join("fuzz/Cargo.toml").exists() {
-        run(project.cargo(&["fmt", "--manifest-path", "fuzz/Cargo.toml"]).args(args))?;
+    for manifest in ["fuzz/Cargo.toml", "benches/Cargo.toml"] {
+        if project.root.join(manifest).exists() {
+            run(project.cargo(&["fmt", "--all", "--manifest-path", manifest]).args(args))?;
+        }
     }
     Ok(())
 }

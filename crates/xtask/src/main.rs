@@ -9,7 +9,9 @@
     reason = "a command-line tool: it prints, reads the environment and takes the time itself"
 )]
 
+mod api;
 mod bench;
+mod candle;
 mod ci;
 mod demo;
 mod fmt;
@@ -68,6 +70,12 @@ enum Command {
     },
     /// Format the code, Rust and Python, and repair what the linter can.
     Fmt,
+    /// Compare the public interface of the crate `tensorcall` with the list that is checked in.
+    Api {
+        /// Write the list instead.
+        #[arg(long)]
+        bless: bool,
+    },
     /// Check the hand-written stub of the extension against the extension.
     Stubs,
     /// Make the wheel, the source distribution and the crates, and try them as a user would.
@@ -81,7 +89,8 @@ enum Command {
     },
     /// Run what needs a CUDA device; without one, say so and pass.
     GpuCheck,
-    /// Compare our speed with torch's own agent; arguments go to `python/benches/run.py`.
+    /// Compare our speed with that of our peers and of the machine; arguments go to
+    /// `python/benches/run.py` (`--quick` for three minutes, `--help` for the rest).
     Bench {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
@@ -122,6 +131,7 @@ fn main() -> ExitCode {
             setup::add_environment(&mut plan, &project);
             fmt::add(&mut plan, &project);
         }
+        Command::Api { bless } => api::add(&mut plan, &project, *bless),
         Command::Stubs => {
             setup::add(&mut plan, &project);
             stubs::add(&mut plan, &project);
@@ -139,10 +149,7 @@ fn main() -> ExitCode {
             setup::add(&mut plan, &project);
             gpu_check::add(&mut plan, &project);
         }
-        Command::Bench { args } => {
-            setup::add(&mut plan, &project);
-            bench::add(&mut plan, &project, args);
-        }
+        Command::Bench { args } => bench::add(&mut plan, &project, args),
         Command::Soak { args } => {
             setup::add(&mut plan, &project);
             soak::add(&mut plan, &project, args);

@@ -102,7 +102,7 @@ fn try_source(project: &Project) -> Result<()> {
 }
 
 /// Where cargo builds for this checkout.
-fn target(project: &Project) -> Result<PathBuf> {
+pub(crate) fn target(project: &Project) -> Result<PathBuf> {
     let metadata = output(&mut project.cargo(&["metadata", "--format-version", "1", "--no-deps"]))?;
     let metadata: serde_json::Value = serde_json::from_str(&metadata)?;
     Ok(PathBuf::from(metadata["target_directory"].as_str().context("cargo names no target directory")?))

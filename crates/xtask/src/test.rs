@@ -58,7 +58,7 @@ fn python(project: &Project, tally: &mut Tally, fast: bool) -> Result<()> {
 }
 
 /// Runs a test runner that writes a JUnit report, whose counts are kept even if tests failed.
-fn reported(command: &mut Command, report: &Path, tally: &mut Tally) -> Result<()> {
+pub(crate) fn reported(command: &mut Command, report: &Path, tally: &mut Tally) -> Result<()> {
     if report.exists() {
         fs::remove_file(report)?;
     }
@@ -71,7 +71,7 @@ fn reported(command: &mut Command, report: &Path, tally: &mut Tally) -> Result<(
 }
 
 /// Runs tests of libtest, which says its counts in a line for each binary.
-fn libtest(command: &mut Command, tally: &mut Tally) -> Result<()> {
+pub(crate) fn libtest(command: &mut Command, tally: &mut Tally) -> Result<()> {
     run_watched(command, |line| {
         *tally += Tally::from_libtest(line).unwrap_or_default();
     })

@@ -299,8 +299,8 @@ def _start_plain(
 def _not_python(worker: str, func: Any, name: str | None) -> str:
     shown = name or getattr(func, "__qualname__", None) or type(func).__qualname__
     return (
-        f"{shown} cannot be called on worker '{worker}', which runs no Python: call a function by the name that "
-        "it is registered with there, with plain data"
+        f"{shown} cannot be called on worker '{worker}', which runs no Python: call a function by the name "
+        "that it is registered with there, with plain data"
     )
 
 

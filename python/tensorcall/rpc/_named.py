@@ -37,9 +37,9 @@ def function(name: Any, /) -> Any:
     """Register a function, so that other workers can call it by name: a decorator.
 
     ``@rpc.function`` takes the function's own name, ``@rpc.function("name")`` another one. A Python worker
-    then calls ``rpc.rpc_sync(to, "name", args=...)``, a Rust worker ``agent.call(to, "name", ...)``. Arguments
-    and results are plain data: ``None``, ``bool``, ``int`` of 64 bits, ``float``, ``str``, ``bytes``, ``list``,
-    ``tuple``, ``dict``, ``torch.Tensor`` and ``RRef``.
+    then calls ``rpc.rpc_sync(to, "name", args=...)``, a Rust worker ``agent.call(to, "name", ...)``.
+    Arguments and results are plain data: ``None``, ``bool``, ``int`` of 64 bits, ``float``, ``str``,
+    ``bytes``, ``list``, ``tuple``, ``dict``, ``torch.Tensor`` and ``RRef``.
 
     Raises:
         ValueError: the name is empty or has a ``:``, or another function has it.
@@ -59,8 +59,8 @@ def _register(name: str, func: _F) -> _F:
         # A module that is loaded again brings the same functions anew.
         if before is not None and _origin(before) != _origin(func):
             raise ValueError(
-                f"{'.'.join(_origin(func))} cannot be registered as {name!r}: {'.'.join(_origin(before))} has "
-                "that name"
+                f"{'.'.join(_origin(func))} cannot be registered as {name!r}: "
+                f"{'.'.join(_origin(before))} has that name"
             )
         _registered[name] = func
     return func

@@ -57,8 +57,9 @@ def current() -> RecordedCalls | LocalRange | None:
 
 
 class RecordedCalls:
-    """Makes calls that a legacy profiler is told of; those by name, whose callee may be no Python program, by
-    the part of this worker alone.
+    """Makes calls that a legacy profiler is told of.
+
+    Of those by name, whose callee may be no Python program, it is told the part of this worker alone.
 
     Args:
         session: that of the profiler.

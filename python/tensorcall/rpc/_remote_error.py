@@ -57,7 +57,7 @@ class ErrorCarrier:
         return *_pack(self._text(error, _unescaped(error)), error, plain=False), text
 
     def describe(self, error: BaseException) -> tuple[str, str, str, str]:
-        """Return classes, message and origin in plain data, and the text to show on this worker ("" for none).
+        """Return classes, message and origin in plain data, and the text to show on this worker.
 
         For callers in other languages, which have use for neither the exception itself nor its attributes.
         """
@@ -100,7 +100,7 @@ def load_plain(classes: str, message: str, origin: str) -> Exception:
     """
     parts = (cls.partition(":") for cls in classes.split())
     names = [(module, name) for module, _, name in parts] or [("builtins", "RuntimeError")]
-    text = origin if message in origin else f"{origin}\n{message}" if origin else message
+    text = origin if message in origin else f"{message} ({origin})" if origin else message
     cls = _loaded(names[0])
     if cls is not None:
         try:

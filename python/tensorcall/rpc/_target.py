@@ -1,9 +1,10 @@
 """What a call runs: a torch operator, a script function or any other callable.
 
 Operators and script functions go by their names in torch; a Python function that can be
-imported goes by ``module:qualname``, or by a name of its own, without a ``:`` (``_named``). A name contains ``::`` only if it is an operator's, and
-starts with ``__torch__.`` only if it is a script function's; a script function marked by
-``functions.async_execution`` has an ``@`` before that. Everything else is pickled.
+imported goes by ``module:qualname``, or by a name of its own, without a ``:`` (``_named``). A name
+contains ``::`` only if it is an operator's, and starts with ``__torch__.`` only if it is a script
+function's; a script function marked by ``functions.async_execution`` has an ``@`` before that.
+Everything else is pickled.
 """
 
 from __future__ import annotations

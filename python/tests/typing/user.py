@@ -84,12 +84,24 @@ def joins(rank: int, url: str) -> None:
     print(maps, devices, threads, pieces, also)
 
 
+@rpc.function
+def halve(x: float) -> float:
+    return x / 2
+
+
+@rpc.function("tests.halve")
+def halve_again(x: float) -> float:
+    return halve(x) / 2
+
+
 def calls(other: WorkerInfo) -> torch.Tensor:
     result: torch.Tensor = rpc.rpc_sync("worker1", add, args=(torch.ones(2), 1), timeout=3)
     future: torch.futures.Future[torch.Tensor] = rpc.rpc_async(other, add, (result,), {"b": 2})
     doubled = future.then(lambda done: 2 * done.wait())
     doubled.add_done_callback(lambda done: print(done.value()))
     number: int = rpc.rpc_sync(1, double, args=(3,))
+    named: torch.Tensor = rpc.rpc_sync("rust", "matmul", args=(result, result))
+    rpc.remote("rust", "new_counter").rpc_sync().add(named.numel())
     limited: torch.Tensor = rpc.rpc_async(1, add_elsewhere, ("worker0", result)).wait(timeout=1.5)
     if not rpc.rpc_async("worker1", double, (4,)).cancel():
         print(number, future.done())

@@ -20,7 +20,8 @@ rpc.init_rpc("worker0", rpc_backend_options={"rpc_timeout": 1})  # type: ignore[
 
 rpc.rpc_sync("worker1")  # type: ignore[call-arg]
 rpc.rpc_sync(1.5, pow, args=(2, 3))  # type: ignore[arg-type]
-rpc.rpc_sync("worker1", "pow", args=(2, 3))  # type: ignore[arg-type]
+rpc.rpc_sync("worker1", 3, args=(2, 3))  # type: ignore[arg-type]
+rpc.function(3)  # type: ignore[call-overload]
 rpc.rpc_async("worker1", pow, kwargs=[("a", 1)])  # type: ignore[arg-type]
 rpc.rpc_async("worker1", pow, timeout="1 s")  # type: ignore[arg-type]
 rpc.rpc_async("worker1", pow, timeouts=1)  # type: ignore[call-arg]

@@ -29,12 +29,42 @@ DETAILS = {
     "crates/tensorcall-proto/src/ids.rs",
     "crates/tensorcall-proto/src/wire/descriptor.rs",
     "crates/tensorcall-proto/src/wire/dtype.rs",
+    "crates/tensorcall-proto/src/store.rs",
     "crates/tensorcall-proto/src/wire/error.rs",
+    "crates/tensorcall-proto/src/wire/store.rs",
     "crates/tensorcall-proto/src/wire/tensor.rs",
 }
 """What these say follows texts of the page, which has rows of its own for what a user can act on."""
 
 NOT_SAID = {
+    **dict.fromkeys(
+        [
+            "`…` is not the arguments of a call",
+            "arguments are a tuple of up to 12 types that implement `IntoValue`: `()`, `(x,)`, `(x, y)`, ...",
+            "a builder does nothing before it starts an agent",
+            "`…` cannot be sent to another worker",
+            "`…` cannot be received from another worker",
+            "`…` is not a function that other workers can call",
+            "`…` cannot be an argument of a function that other workers call",
+            "arguments are owned types that implement `FromValue`, or `State<T>`, `Agent` or `Caller`",
+            "`…` cannot be the result of a function that other workers call",
+            "results are types that implement `IntoValue`, or `Keep<T>`",
+            "dropping the future cancels the call; `detach()` lets it run",
+            "wrap types that implement `serde::Serialize` in `tensorcall::Serde`, results that are to stay on their worker "
+            "in `tensorcall::Keep`, or implement `IntoValue`",
+            "wrap types that implement `serde::de::DeserializeOwned` in `tensorcall::Serde`, or implement `FromValue`; "
+            "references are not received, take an owned type",
+            "its arguments must be owned types that implement `FromValue`, or `State<T>`, `Agent` or `Caller`, and it must "
+            "return `T`, `Keep<T>`, `Result<T, E>` or a future of one, where `T: IntoValue` and `E: Display`",
+            "results are `T` or `Result<T, E>`, where `T` implements `IntoValue` or is `Keep<T>`, and `E: Display`",
+            "as Python's float(int)",
+            "numbers travel in double precision",
+            "one macro for all numbers of arguments",
+        ],
+        "the compiler says it",
+    ),
+    "builtins:RuntimeError builtins:Exception": "names of classes",
+    "Bytes(… bytes)": "a repr",
     **dict.fromkeys(
         [
             "the address that was asked for, …",
@@ -47,6 +77,12 @@ NOT_SAID = {
         "why a worker listens where it does; the doctor says so",
     ),
     "all serve": "a key of the store",
+    "giving the turn back": "for developers",
+    "a wrong answer to a ping": "part of another text",
+    "a wrong answer to a wait": "part of another text",
+    "it answers something else": "part of another text",
+    "it did not say what a client says first": "part of a debug log",
+    "an object": "part of another text",
     "sign of life": "a label",
     "#remote_op: ": "stands in the names of events",
     "tensorcall: marker": "the name of an event that nobody sees",
@@ -60,6 +96,21 @@ NOT_SAID = {
     "…(on=…, device=…)": "a repr",
     "Refused: parameters and submodules are elsewhere.": "documentation of methods",
     "a backward pass": "a label",
+    "tensorcall seed": "a label",
+    "there is no such backward pass here": "for the program's error only if the agent itself is wrong",
+    "the roots of a backward pass are not candle's": "only those who use the engine's interface can do that",
+    "a tensor of candle is not where it says that it is": "candle would have to be wrong",
+    **dict.fromkeys(
+        [
+            "the call counts as unanswered when this is dropped",
+            "the context is left when this is dropped",
+            "futures do nothing unless they are awaited",
+            "whether a pass succeeds is known when it was waited for",
+        ],
+        "the compiler says so",
+    ),
+    "Sending {{ message: …, to: …, … tensors }}": "a repr",
+    "Receipt {{ message: …, from: …, … tensors }}": "a repr",
     "end of a backward pass": "a label",
     "<torch function …>": "a repr",
     "GloballyUniqueId(created_on=…, local_id=…)": "a repr",
@@ -91,6 +142,7 @@ NOT_SAID = {
             "in its device map for …\ndevice map = …",
             "the module …",
             "… for a local future",
+            "… of … on worker …",
             "… for worker '…'",
         ],
         "part of another text",

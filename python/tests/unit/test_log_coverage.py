@@ -201,11 +201,13 @@ COVERED = {
         "integration/test_dynamic.py::test_workers_come_one_after_the_other_and_call_each_other",
         "integration/test_dynamic.py::test_a_worker_that_left_is_unknown_and_may_come_back",
         "integration/test_dynamic.py::test_a_worker_that_was_killed_comes_back_under_its_name",
+        "integration/test_rust_stores.py::test_workers_of_both_languages_come_and_go",
     ],
     112: [
         "integration/test_dynamic.py::test_members_join_after_the_first_one_has_left_or_died",
         "integration/test_dynamic.py::test_who_stops_while_joining_is_passed_over",
         "integration/test_dynamic.py::test_without_the_store_members_go_on_and_leave_and_nobody_joins",
+        "integration/test_rust_stores.py::test_workers_of_both_languages_come_and_go",
     ],
     # Use
     116: [

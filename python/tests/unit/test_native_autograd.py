@@ -148,7 +148,7 @@ def test_an_exception_of_a_local_engine_reaches_the_caller_and_all_workers(
     call = here.native.backward(5, "roots", False, SOON)
 
     assert call.wait(SOON)
-    with pytest.raises(RuntimeError, match="^no luck$"):
+    with pytest.raises(RuntimeError, match=r"^no luck$"):
         _call.decode(*call.result())
     assert "no luck" in here.told[-1][1]
     # The other worker is told without the caller waiting for that.

@@ -1,7 +1,7 @@
 """Calls by name with plain data, as between Python and other languages.
 
-Worker 1 says of itself that it reads plain data only, which is all that a Rust worker is to Python; real ones are
-in `integration/test_mixed_jobs.py`.
+Worker 1 says of itself that it reads plain data only, which is all that a Rust worker is to Python; real
+ones are in `integration/test_mixed_jobs.py`.
 """
 
 from __future__ import annotations
@@ -111,8 +111,16 @@ def test_a_container_that_occurs_twice_is_copied(workers: tuple[Worker, Worker])
     ("args", "kwargs", "text"),
     [
         ((1, {2}), {}, "argument 2 of f on worker 'worker1' is not plain data: it is an object of type set."),
-        ((), {"x": [1, {"k": object()}]}, "argument 'x' of f on worker 'worker1' is not plain data: at [1]['k'] is"),
-        (((1, {(1, 2j): 3}),), {}, "argument 1 of f on worker 'worker1' is not plain data: at [1] key (1, 2j)[1]"),
+        (
+            (),
+            {"x": [1, {"k": object()}]},
+            "argument 'x' of f on worker 'worker1' is not plain data: at [1]['k'] is",
+        ),
+        (
+            ((1, {(1, 2j): 3}),),
+            {},
+            "argument 1 of f on worker 'worker1' is not plain data: at [1] key (1, 2j)[1]",
+        ),
         ((2**63,), {}, "it is an int of more than 64 bits"),
         (("\ud800",), {}, "it is text with surrogates"),
         ((torch.eye(2).to_sparse(),), {}, "a torch.sparse_coo tensor cannot be sent as plain memory"),
@@ -142,7 +150,9 @@ def test_a_result_that_is_not_plain_is_an_error_for_who_reads_nothing_else(
     python, other = workers
 
     assert call(python, 0, "set") == [{"x": {1}}]
-    with pytest.raises(TypeError, match=r"the result is not plain data: at \[0\]\['x'\] is an object of type set"):
+    with pytest.raises(
+        TypeError, match=r"the result is not plain data: at \[0\]\['x'\] is an object of type set"
+    ):
         call(other, 0, "set")
     with pytest.raises(TypeError, match=r"at \['a'\] is an object of type set"):
         call(other, 0, "later")
@@ -222,12 +232,14 @@ def test_an_exception_is_of_the_nearest_class_that_is_loaded_here() -> None:
     load = _remote_error.load_plain
 
     known = load("test_none:Unknown builtins:KeyError builtins:Exception", "no", "On worker 'r'")
-    stranger = load("core.num.error:ParseIntError builtins:RuntimeError", "no digit", "On worker 'r': no digit")
+    stranger = load(
+        "core.num.error:ParseIntError builtins:RuntimeError", "no digit", "On worker 'r': no digit"
+    )
     unicode_error = load("builtins:UnicodeDecodeError builtins:ValueError", "bad", "")
 
     assert isinstance(known, KeyError)
     assert type(known).__name__ == "Unknown"
-    assert "On worker 'r'\nno" in str(known)
+    assert "no (On worker 'r')" in str(known)
     assert type(stranger).__name__ == "ParseIntError"
     assert isinstance(stranger, RuntimeError)
     assert str(stranger) == "On worker 'r': no digit"
@@ -236,7 +248,9 @@ def test_an_exception_is_of_the_nearest_class_that_is_loaded_here() -> None:
     assert type(load("", "nothing known", "")) is RuntimeError
 
 
-def test_functions_are_found_by_the_name_that_they_are_registered_with(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_functions_are_found_by_the_name_that_they_are_registered_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(_named, "_registered", {})
 
     @_named.function
@@ -250,7 +264,9 @@ def test_functions_are_found_by_the_name_that_they_are_registered_with(monkeypat
     assert _named.find("double") is double
     assert _named.find("models.encode") is encode
     assert _named.find("os.path.join") is __import__("os").path.join
-    with pytest.raises(RuntimeError, match=r"registered as 'duble' on this worker \(similar names are 'double'\)"):
+    with pytest.raises(
+        RuntimeError, match=r"registered as 'duble' on this worker \(similar names are 'double'\)"
+    ):
         _named.find("duble")
     for name in ("nowhere.at_all", "math.nothing", "math.pi"):
         with pytest.raises(RuntimeError, match=f"no function is registered as '{name}'"):
@@ -262,7 +278,7 @@ def test_a_name_belongs_to_one_function(monkeypatch: pytest.MonkeyPatch) -> None
     _named.function("f")(len)
 
     _named.function("f")(len)
-    with pytest.raises(ValueError, match="cannot be registered as 'f': builtins.len has that name"):
+    with pytest.raises(ValueError, match=r"cannot be registered as 'f': builtins\.len has that name"):
         _named.function("f")(max)
     for name in ("", "a:b"):
         with pytest.raises(ValueError, match="a name has no ':', and is not empty"):

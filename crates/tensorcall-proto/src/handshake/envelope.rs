@@ -275,8 +275,9 @@ fn decode<T: DeserializeOwned>(kind: Kind, body: &[u8]) -> Result<T, HandshakeEr
 pub fn fingerprint(secret: &[u8], job: &str) -> String {
     let mut mac = keyed(secret);
     mac.update(format!("tensorcall secret of job {job}").as_bytes());
-    let mac = mac.finalize().into_bytes();
-    mac.iter().take(FINGERPRINT_LEN).map(|byte| format!("{byte:02x}")).collect()
+    let mut start = [0; 8];
+    start.copy_from_slice(&mac.finalize().into_bytes()[..FINGERPRINT_LEN]);
+    format!("{:016x}", u64::from_be_bytes(start))
 }
 
 #[expect(

@@ -118,6 +118,11 @@ impl Members {
         self.table.lock().by_name.get(name).copied()
     }
 
+    /// The name and rank of the worker with this name.
+    pub(crate) fn find(&self, name: &str) -> Option<(WorkerName, Rank)> {
+        self.table.lock().by_name.get_key_value(name).map(|(name, rank)| (name.clone(), *rank))
+    }
+
     /// Whether a worker that proved to be of the job may call us: it is a member, or may become one.
     pub(crate) fn may_call(&self, identity: &Identity) -> bool {
         let table = self.table.lock();

@@ -186,7 +186,10 @@ impl Agent {
         let incarnation = Incarnation::new(random()?);
         let name = format!("tensorcall-{:016x}-{}", incarnation.get(), config.rank);
         let ip = config.listening()?.ip;
-        let listeners = vec![socket::listen_unix(&name)?, socket::listen_tcp((ip, 0).into())?];
+        let mut listeners = vec![socket::listen_tcp((ip, 0).into())?];
+        if !config.tcp_only {
+            listeners.insert(0, socket::listen_unix(&name)?);
+        }
         Self::start_with(config, handler, incarnation, &Hub::new(), listeners, None)
     }
 
@@ -373,6 +376,11 @@ impl Agent {
     /// The rank of the worker with this name.
     pub fn rank_of(&self, name: &WorkerName) -> Option<Rank> {
         self.inner.members.get()?.rank_of(name)
+    }
+
+    /// The name and rank of the worker with this name.
+    pub(crate) fn find(&self, name: &str) -> Option<(WorkerName, Rank)> {
+        self.inner.members.get()?.find(name)
     }
 
     /// The name of the worker of this rank.

@@ -23,7 +23,7 @@ pub struct PeerInfo {
     pub identity: Identity,
     /// Where it listens.
     pub addresses: Vec<Address>,
-    /// Whether it reads plain data only, and no pickles: [`AgentConfig::plain`](crate::AgentConfig::plain).
+    /// Whether it reads plain data only, and no pickles: [`AgentConfig::plain`](crate::engine::AgentConfig::plain).
     pub plain: bool,
 }
 

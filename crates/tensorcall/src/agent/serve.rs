@@ -165,7 +165,7 @@ impl Responder {
         self.send(&agent, NOTHING, Body::default());
     }
 
-    /// The agent that was asked, if it is there still.
+    /// The agent that was asked, if somebody has a handle of it still.
     pub(crate) fn agent(&self) -> Option<Agent> {
         self.agent.upgrade()?.agent()
     }

@@ -115,7 +115,7 @@ impl PassError {
         }
         let buffers = buffers.into_iter().map(Region::from_buffer).collect();
         let payload = payload.as_ref().to_vec();
-        Self::raised(encoding, Body { payload, tensors, buffers, rrefs, autograd: None })
+        Self::raised(encoding, Body { payload, tensors, buffers, rrefs, ..Body::default() })
     }
 }
 

@@ -107,6 +107,9 @@ impl Pass {
         wanted: &[u64],
         last: bool,
     ) -> Result<Vec<Found>> {
+        let mut arrived = arrived;
+        // Sums have the same order however gradients came.
+        arrived.sort_unstable_by_key(|source| source.message);
         let mut pairs = Vec::new();
         for Arrived { message, gradients } in arrived {
             // What came for a message that is not in the plan was sent since, and waits for another pass.

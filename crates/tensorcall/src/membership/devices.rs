@@ -16,7 +16,9 @@ pub(super) struct Devices {
     /// How many accelerators it has.
     count: u64,
     pub(super) maps: Maps,
-    devices: Vec<String>,
+    /// Those that it may use; none means all that its maps name.
+    #[serde(rename = "devices")]
+    listed: Vec<String>,
 }
 
 /// A JSON object whose order counts, since texts show it.
@@ -67,14 +69,14 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Ordered<T> {
 pub(super) fn fault(group: &[(&str, &Devices)], is_static: bool) -> Option<String> {
     let said: BTreeMap<&str, &Devices> = group.iter().copied().collect();
     for (name, own) in group {
-        let listed = devices(&own.devices);
+        let listed = devices(&own.listed);
         if listed.iter().collect::<BTreeSet<_>>().len() != listed.len() {
-            return Some(format!("Node {name} has duplicated devices\ndevices = {}", list(&own.devices)));
+            return Some(format!("Node {name} has duplicated devices\ndevices = {}", list(&own.listed)));
         }
         if !exist(&listed, own.count) {
             return Some(format!(
                 "Node {name} has devices with invalid indices\ndevices = {}\ndevice count = {}",
-                list(&own.devices),
+                list(&own.listed),
                 own.count
             ));
         }
@@ -111,11 +113,11 @@ fn fault_of_map(
     }
     for (side, worker, used) in [("source", name, sources), ("target", to, targets)] {
         let Some(theirs) = said.get(worker) else { continue };
-        let listed = devices(&theirs.devices);
+        let listed = devices(&theirs.listed);
         if !listed.is_empty() && !used.iter().all(|device| device.is_cpu() || listed.contains(device)) {
             return Some(format!(
                 "Node {name} has unexpected {side} devices {place}\ndevices = {}",
-                list(&theirs.devices)
+                list(&theirs.listed)
             ));
         }
         if !exist(&used, theirs.count) {

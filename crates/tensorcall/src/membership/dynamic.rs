@@ -115,7 +115,9 @@ fn join_in_turn(
     let [name, rank, _] = told;
     let present: Vec<_> = ranks.into_iter().filter(|rank| !lost.contains(rank)).collect();
     tell(agent, &present, WELCOME, &[name, rank, Value::Map(Vec::new())], limit, Some(turn))?;
-    lost.iter().for_each(|rank| names.remove(*rank));
+    for rank in lost {
+        names.remove(rank);
+    }
     Ok(Member { agent: candidate.accept()?, roster: names, timeout, list: None })
 }
 
@@ -302,7 +304,7 @@ impl<'a> Turn<'a> {
             }
             if deadline.is_over() {
                 let text = format!(
-                    "worker '{name}' did not get its turn in {deadline}: worker '{holder}' is joining or leaving"
+                    "worker '{name}' did not get its turn in {deadline} s: worker '{holder}' is joining or leaving"
                 );
                 return Err(Error::new(ErrorKind::Timeout, text).into());
             }

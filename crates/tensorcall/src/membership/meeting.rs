@@ -206,7 +206,7 @@ impl<'a> Meeting<'a> {
             self.store.set(ALL_SERVE, b"1")?;
         }
         if self.wait(&[ALL_SERVE]).is_err() {
-            let text = format!("not all of the {} workers started serving in {}", self.size, self.deadline);
+            let text = format!("not all of the {} workers started serving in {} s", self.size, self.deadline);
             return Err(Error::new(ErrorKind::Timeout, text).into());
         }
         self.part("serve", self.size);
@@ -247,7 +247,7 @@ impl<'a> Meeting<'a> {
 
     /// The error of a wait that was in vain.
     fn missing(&self) -> String {
-        let limit = format!("after {}", self.deadline);
+        let limit = format!("after {} s", self.deadline);
         let mut missing = Vec::new();
         for rank in 0..self.size {
             match self.store.check(&[&key(rank)]) {
@@ -372,7 +372,7 @@ mod tests {
 
     #[test]
     fn what_is_wrong_with_a_group_is_told_in_pythons_words() {
-        let fault = |of| fault(&entries(of), 2).unwrap();
+        let fault = |of: &[_]| fault(&entries(of), 2).unwrap();
         let same = Some("s");
 
         assert_eq!(

@@ -153,9 +153,10 @@ impl Deadline {
     }
 }
 
+/// The limit in seconds.
 impl std::fmt::Display for Deadline {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} s", self.after.as_secs_f64())
+        write!(f, "{}", self.after.as_secs_f64())
     }
 }
 

@@ -16,6 +16,9 @@ pub(super) const WELCOME: &str = "tensorcall.rpc._dynamic:_welcome";
 /// What a worker that leaves tells every member.
 pub(super) const FAREWELL: &str = "tensorcall.rpc._dynamic:_farewell";
 
+/// What is done for a worker that joins or leaves, with its arguments.
+type Part = fn(&Roster, Option<Agent>, &[Value]) -> Result<(), String>;
+
 /// Who is in the group: in a dynamic one this changes as others join and leave.
 ///
 /// A worker may be reachable before it is here: a joiner first makes sure that all members know it, and is named
@@ -41,7 +44,7 @@ impl Roster {
 
     /// Answers a request of a worker that joins or leaves, if it is one; else gives it back.
     pub fn handle(&self, call: InboundCall, responder: Responder) -> Option<(InboundCall, Responder)> {
-        let part: fn(&Self, Option<Agent>, &[Value]) -> Result<(), String> = match call.function.as_deref() {
+        let part: Part = match call.function.as_deref() {
             Some(ADMIT) => |_, agent, arguments| admit(agent, arguments),
             Some(WELCOME) => |roster, _, arguments| roster.welcome(arguments),
             Some(FAREWELL) => |roster, _, arguments| roster.farewell(arguments),

@@ -90,7 +90,7 @@ impl Job {
 pub(super) fn random_hex<const LEN: usize>() -> Result<String> {
     let mut bytes = [0; LEN];
     getrandom::fill(&mut bytes).map_err(|error| Error::io("no random numbers", error))?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(bytes.iter().fold(String::new(), |text, byte| text + &format!("{byte:02x}")))
 }
 
 fn from_hex(text: &str) -> Option<Vec<u8>> {

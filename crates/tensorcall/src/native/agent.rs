@@ -17,7 +17,6 @@ use super::convert::FromValue;
 use super::future::{Call, RpcFuture};
 use super::message;
 use super::rref::RRef;
-use super::value::Value;
 use crate::agent::{Agent as EngineAgent, CallError, Request, lend};
 use crate::autograd::{Contexts, Outgoing, Slot};
 use crate::clock::now;
@@ -185,12 +184,7 @@ impl Agent {
     /// What goes wrong comes through the future, also that there is no such worker. If 65 536 calls or 4 GiB
     /// to that worker are unanswered, this blocks until there is room.
     pub fn call<R: FromValue>(&self, to: &str, function: &str, arguments: impl Arguments) -> RpcFuture<R> {
-        let begin = || {
-            let rank = self.rank_of(to)?;
-            let request = self.request(rank, function, arguments)?;
-            self.begin(rank, to, request)
-        };
-        RpcFuture::new(begin())
+        RpcFuture::new(self.find(to).and_then(|(worker, rank)| self.begin(worker, rank, function, arguments)))
     }
 
     /// Calls a function of worker `to` and waits for its result.
@@ -218,11 +212,11 @@ impl Agent {
     /// [`ErrorKind::Usage`](crate::ErrorKind::Usage) if there is no such worker, and whatever keeps the call
     /// from being made.
     pub fn remote<T>(&self, to: &str, function: &str, arguments: impl Arguments) -> Result<RRef<T>> {
-        let rank = self.rank_of(to)?;
+        let (worker, rank) = self.find(to)?;
         let (mut request, outgoing) = self.request(rank, function, arguments)?;
         let rref = self.engine.new_rref(rank)?;
         request.creates = Some(rref.clone());
-        let (future, call) = self.begin(rank, to, (request, outgoing))?;
+        let (future, call) = self.send(worker, rank, request, outgoing)?;
         call.let_go(&future);
         Ok(RRef::new(rref, Arc::clone(&self.shared)))
     }
@@ -301,25 +295,22 @@ impl Agent {
         self.engine.is_closed()
     }
 
-    pub(super) fn call_rank<R: FromValue>(
-        &self,
-        rank: Rank,
-        name: &str,
-        function: &str,
-        arguments: Vec<Value>,
-    ) -> RpcFuture<R> {
-        let begin = || {
-            let request = self.request(rank, function, arguments)?;
-            self.begin(rank, name, request)
-        };
-        RpcFuture::new(begin())
-    }
-
-    fn rank_of(&self, name: &str) -> Result<Rank> {
-        let known = WorkerName::parse(name).ok().and_then(|name| self.engine.rank_of(&name));
-        known.ok_or_else(|| {
+    fn find(&self, name: &str) -> Result<(WorkerName, Rank)> {
+        self.engine.find(name).ok_or_else(|| {
             Error::usage(format!("there is no worker '{name}' in the group of '{}'", self.name()))
         })
+    }
+
+    /// Makes a call.
+    pub(super) fn begin(
+        &self,
+        worker: WorkerName,
+        rank: Rank,
+        function: &str,
+        arguments: impl Arguments,
+    ) -> Result<(EngineFuture, Call)> {
+        let (request, outgoing) = self.request(rank, function, arguments)?;
+        self.send(worker, rank, request, outgoing)
     }
 
     /// The call of a function, and its part in the autograd context that is open.
@@ -349,14 +340,14 @@ impl Agent {
         Ok((request, outgoing))
     }
 
-    /// Makes a call, waiting for room if too much is under way to that worker.
-    fn begin(
+    /// Sends a request, waiting for room if too much is under way to that worker.
+    fn send(
         &self,
+        worker: WorkerName,
         to: Rank,
-        name: &str,
-        (request, outgoing): (Request, Option<Outgoing>),
+        request: Request,
+        outgoing: Option<Outgoing>,
     ) -> Result<(EngineFuture, Call)> {
-        let worker = WorkerName::parse(name).map_err(|error| Error::usage(error.to_string()))?;
         let function = Arc::clone(&request.label);
         let future = match self.engine.try_call(to, request) {
             Ok(future) => future,

@@ -198,6 +198,8 @@ impl AgentBuilder {
     /// [`ErrorKind::Timeout`](crate::ErrorKind::Timeout) names the ranks that did not come;
     /// [`ErrorKind::Io`](crate::ErrorKind::Io) if the store, or an address to listen on, is not to be had.
     pub fn start(mut self) -> Result<Agent> {
+        // First of all: who makes such a mistake keeps nobody waiting.
+        self.check()?;
         let timeout = self.timeout.unwrap_or(Duration::ZERO);
         let rendezvous = match self.meeting.take() {
             Some(Meeting::Known(rendezvous)) => rendezvous,
@@ -243,10 +245,16 @@ impl AgentBuilder {
         Ok(Agent::new(engine, shared))
     }
 
+    /// What can be known to be wrong without meeting anybody.
+    fn check(&self) -> Result<WorkerName> {
+        self.functions.check(&self.states)?;
+        let invalid = |error| Error::usage(format!("worker name {:?} is invalid: {error}", self.name));
+        WorkerName::parse(&self.name).map_err(invalid)
+    }
+
     /// What an engine agent needs to start; `rank` is that of this worker.
     fn prepare(self, rank: u32) -> Result<(AgentConfig, Arc<NativeHandler>)> {
-        self.functions.check(&self.states)?;
-        let name = WorkerName::parse(&self.name).map_err(|error| Error::usage(error.to_string()))?;
+        let name = self.check()?;
         let rank = Rank::new(rank).ok_or_else(|| Error::usage(format!("rank {rank} is too large")))?;
         let mut config = AgentConfig::new(name, rank).with_environment()?;
         config.plain = true;

@@ -1,23 +1,25 @@
 //! [`Caller`]: who asks, and whether the answer is still wanted.
 
+use tensorcall_proto::ids::{Identity, WorkerName};
+
 use crate::agent::Watch;
 
 /// Who called a function: an argument of functions that callers do not pass.
 #[derive(Debug, Clone)]
 pub struct Caller {
-    name: String,
+    name: WorkerName,
     rank: u32,
     watch: Watch,
 }
 
 impl Caller {
-    pub(super) fn new(name: &str, rank: u32, watch: Watch) -> Self {
-        Self { name: name.to_owned(), rank, watch }
+    pub(super) fn new(caller: Identity, watch: Watch) -> Self {
+        Self { name: caller.name, rank: caller.rank.get().into(), watch }
     }
 
     /// The calling worker's name.
     pub fn name(&self) -> &str {
-        &self.name
+        self.name.as_str()
     }
 
     /// The calling worker's rank.

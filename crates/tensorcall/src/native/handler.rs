@@ -28,7 +28,7 @@ pub(super) struct NativeHandler {
 impl NativeHandler {
     fn run(&self, function: &Registered, call: InboundCall, responder: Responder) {
         let name = call.function.unwrap_or_default();
-        let caller = Caller::new(call.caller.name.as_str(), call.caller.rank.get().into(), responder.watch());
+        let caller = Caller::new(call.caller, responder.watch());
         let (agent, mark) = (responder.agent(), responder.autograd());
         let answer = Answer::new(responder, Arc::clone(&self.shared), name);
         let Some(agent) = agent else { return answer.refuse("its agent is gone") };

@@ -69,6 +69,10 @@ impl Packer<'_> {
             Value::Int(number) => self.writer().int(*number),
             Value::Float(number) => self.writer().float(*number),
             Value::Str(text) => self.writer().str(text),
+            Value::Bytes(bytes) if bytes.len() >= INSERTED_FROM => {
+                self.writer().begin_bytes(bytes.len());
+                self.body.inserted.push((self.body.payload.len(), bytes.to_region()));
+            }
             Value::Bytes(bytes) => self.writer().bytes(bytes),
             Value::Tensor(tensor) => self.tensor(tensor)?,
             Value::RRef(rref) => self.rref(rref)?,
@@ -290,6 +294,8 @@ fn malformed(error: &WireError) -> ConversionError {
     ConversionError::new(format!("malformed value: {error}"))
 }
 
+/// Bytes below this length are copied into the message: a copy costs less than one more piece to send.
+const INSERTED_FROM: usize = 16 << 10;
 /// Bytes below this length are copied out of the message that brought them.
 const SHARED_FROM: usize = 4096;
 

@@ -57,15 +57,17 @@ impl<T> RRef<T> {
 
     /// Calls a function of the owner with this reference as its first argument, before `arguments`.
     pub fn call<R: FromValue>(&self, function: &str, arguments: impl Arguments) -> RpcFuture<R> {
-        let with_self = || -> Result<_> {
+        let begin = || {
             let mut all = vec![Value::RRef(self.clone().cast())];
             all.extend(arguments.into_values()?);
-            Ok((self.agent()?, all))
+            self.agent()?.begin(self.owner_name()?, self.rref.owner().rank, function, all)
         };
-        match with_self() {
-            Ok((agent, all)) => agent.call_rank(self.rref.owner().rank, self.owner(), function, all),
-            Err(error) => RpcFuture::new(Err(error)),
-        }
+        RpcFuture::new(begin())
+    }
+
+    fn owner_name(&self) -> Result<WorkerName> {
+        let unknown = || Error::usage(format!("the owner of {} is not known", self.rref));
+        self.rref.owner_name().cloned().ok_or_else(unknown)
     }
 
     /// The agent that this reference belongs to.
@@ -82,10 +84,7 @@ impl<T: FromValue> RRef<T> {
     pub fn fetch(&self) -> RpcFuture<T> {
         let begin = || {
             let owner = self.rref.owner();
-            let worker = match self.rref.owner_name() {
-                Some(name) => name.clone(),
-                None => return Err(Error::usage(format!("the owner of {} is not known", self.rref))),
-            };
+            let worker = self.owner_name()?;
             let function: Arc<str> = "fetch".into();
             let outgoing = match &self.shared.contexts {
                 Some(contexts) => contexts.request(owner.rank, Vec::new())?,

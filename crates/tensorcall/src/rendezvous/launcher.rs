@@ -47,11 +47,11 @@ pub(super) fn rank_and_size(look: Look<'_>) -> Result<(Option<u32>, Option<u32>)
 pub(super) fn meeting_place(look: Look<'_>) -> Result<(String, u16)> {
     let host = match look("MASTER_ADDR") {
         Some(host) => host,
-        None => derived_host(look)?.ok_or_else(|| nowhere("MASTER_ADDR"))?,
+        None => derived_host(look)?.ok_or_else(|| nowhere("MASTER_ADDR", "host"))?,
     };
     let port = match number(look, "MASTER_PORT")? {
         Some(port) => port,
-        None => derived_port(look).ok_or_else(|| nowhere("MASTER_PORT"))?,
+        None => derived_port(look).ok_or_else(|| nowhere("MASTER_PORT", "port"))?,
     };
     Ok((host, port))
 }
@@ -71,10 +71,10 @@ pub(super) const NO_SIZE: &str = "the number of workers is not known: give it, o
                                   that sets WORLD_SIZE (torchrun), OMPI_COMM_WORLD_SIZE (Open MPI), PMI_SIZE (MPICH) \
                                   or SLURM_NTASKS (srun)";
 
-fn nowhere(variable: &str) -> Error {
+fn nowhere(variable: &str, what: &str) -> Error {
     Error::usage(format!(
-        "it is not known where the workers meet: set {variable}, to the host or port of the worker of rank 0, on all \
-         workers (torchrun does)"
+        "it is not known where the workers meet: set {variable} on all of them, to the {what} of the worker of rank 0 \
+         (torchrun does)"
     ))
 }
 

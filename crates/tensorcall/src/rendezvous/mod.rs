@@ -19,6 +19,17 @@
 //! | MPICH, Intel MPI | `PMI_RANK`, `PMI_SIZE` | loopback, if `MPI_LOCALNRANKS` is all | |
 //! | Slurm | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` or `SLURM_NTASKS` | the first of `SLURM_STEP_NODELIST` or `SLURM_JOB_NODELIST`, loopback for one node | from `SLURM_JOB_ID` and `SLURM_STEP_ID` |
 //!
+//! ```
+//! use std::time::Duration;
+//! use tensorcall::rendezvous::Rendezvous;
+//!
+//! // As torchrun, srun or mpirun would have it: Rendezvous::from_env(Duration::from_secs(60))?
+//! let path = std::env::temp_dir().join(format!("meeting-{}", std::process::id()));
+//! let meeting = Rendezvous::at(&format!("file://{}", path.display()), Some(0), Some(1), Duration::from_secs(60))?;
+//! assert_eq!((meeting.rank().get(), meeting.world_size()), (0, Some(1)));
+//! # Ok::<(), tensorcall::Error>(())
+//! ```
+//!
 //! The first row whose rank is set counts. Torchrun hosts the store itself where it says so by
 //! `TORCHELASTIC_USE_AGENT_STORE`; then no worker does.
 

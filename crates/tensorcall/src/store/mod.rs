@@ -5,6 +5,19 @@
 //! protocol; [`FileStore`] shares a file with PyTorch's; [`MemoryStore`] is for the threads of one process.
 //! All of them behave alike: `tests/store_suite.rs` is one list of tests for all.
 //!
+//! ```
+//! use std::time::Duration;
+//! use tensorcall::store::{Store, StoreServer, TcpStore};
+//!
+//! let server = StoreServer::listen("127.0.0.1:0".parse()?)?;
+//! let store = TcpStore::connect("127.0.0.1", server.address().port(), Duration::from_secs(10))?;
+//! store.set("greeting", b"hello")?;
+//! store.wait(&["greeting"], None)?;
+//! assert_eq!(store.get("greeting")?.as_deref(), Some(&b"hello"[..]));
+//! assert_eq!(store.add("workers", 1)?, 1);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! To add one, implement the trait and add a line to that suite.
 
 mod file;
@@ -108,6 +121,14 @@ pub enum StoreError {
         /// The key.
         key: String,
     },
+    /// A key or a value is longer than a server takes.
+    #[error("{len} bytes are too many for a store, which takes {limit} at most")]
+    TooLong {
+        /// Its length.
+        len: usize,
+        /// The longest that is taken.
+        limit: usize,
+    },
     /// The operating system refused something.
     #[error("{0}")]
     Io(String),
@@ -138,6 +159,7 @@ impl From<StoreError> for Error {
         let kind = match error {
             StoreError::Timeout { .. } => ErrorKind::Timeout,
             StoreError::NotANumber { .. } | StoreError::Refused(_) => ErrorKind::Protocol,
+            StoreError::TooLong { .. } => ErrorKind::Usage,
             StoreError::Forked => ErrorKind::Forked,
             _ => ErrorKind::Io,
         };

@@ -32,6 +32,7 @@ pub struct TcpStore {
     port: u16,
     /// How long the server may take for an answer.
     patience: Duration,
+    limits: StoreLimits,
     idle: Mutex<Vec<Connection>>,
     home: Home,
 }
@@ -43,8 +44,8 @@ impl TcpStore {
     ///
     /// [`StoreError::Unreachable`], which says what came instead.
     pub fn connect(host: &str, port: u16, patience: Duration) -> Result<Self, StoreError> {
-        let store =
-            Self { host: host.to_owned(), port, patience, idle: Mutex::default(), home: Home::here() };
+        let (limits, home) = (StoreLimits::default(), Home::here());
+        let store = Self { host: host.to_owned(), port, patience, limits, idle: Mutex::default(), home };
         let begin = now();
         let limit = begin + patience;
         let first = loop {
@@ -97,6 +98,17 @@ impl TcpStore {
     }
 
     fn ask(&self, request: &Request) -> Result<Reply, StoreError> {
+        // The server would only hang up.
+        match request {
+            Request::Set(key, value) | Request::Append(key, value) | Request::CompareSet(key, _, value) => {
+                fits(key, self.limits.max_key)?;
+                fits(value, self.limits.max_value)?;
+            }
+            Request::Get(key) | Request::Add(key, _) | Request::Delete(key) => {
+                fits(key, self.limits.max_key)?
+            }
+            _ => {}
+        }
         let mut connection = self.take()?;
         let limit = Some(now() + self.patience);
         let reply = connection.ask(request, limit).map_err(|error| self.lost(&error))?;
@@ -182,6 +194,10 @@ impl Store for TcpStore {
             _ => self.unexpected(),
         }
     }
+}
+
+fn fits(text: &[u8], limit: usize) -> Result<(), StoreError> {
+    if text.len() <= limit { Ok(()) } else { Err(StoreError::TooLong { len: text.len(), limit }) }
 }
 
 /// PyTorch's client writes keys so.

@@ -138,7 +138,7 @@ impl Connection {
 impl Link for Connection {
     fn send(&self, message: Outbound) -> bool {
         let id = message.id;
-        let (descriptor, payload, buffers) = message.describe();
+        let (descriptor, payload, buffers) = message.describe_pieces();
         let inline = payload.len() <= INLINE_PAYLOAD;
         let (inline, apart) =
             if inline { (payload, None) } else { (Vec::new(), Some(Region::from_vec(payload))) };

@@ -56,16 +56,26 @@ impl Outbound {
     }
 
     /// Takes the message apart: its descriptor, and the bytes that the descriptor announces.
-    pub(crate) fn describe(self) -> (Descriptor, Vec<u8>, Vec<crate::buffer::Region>) {
-        let Body { payload, tensors, buffers, .. } = self.body;
+    pub(crate) fn describe(mut self) -> (Descriptor, Vec<u8>, Vec<crate::buffer::Region>) {
+        self.body.flatten();
+        self.describe_pieces()
+    }
+
+    /// As [`describe`](Self::describe); what is inserted into the payload, and what follows it, stands before the
+    /// buffers.
+    pub(crate) fn describe_pieces(mut self) -> (Descriptor, Vec<u8>, Vec<crate::buffer::Region>) {
+        let payload_len = self.body.payload_len();
+        let (payload, mut pieces) = self.body.take_pieces();
+        let Body { tensors, buffers, .. } = self.body;
         let descriptor = Descriptor {
             message: self.message,
-            payload_len: payload.len() as u64,
+            payload_len,
             buffers: buffers.iter().map(|region| BufferDesc::body(region.len() as u64)).collect(),
             tensors,
             rrefs: self.rrefs,
         };
-        (descriptor, payload, buffers)
+        pieces.extend(buffers);
+        (descriptor, payload, pieces)
     }
 }
 

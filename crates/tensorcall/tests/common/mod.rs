@@ -284,7 +284,8 @@ pub(crate) fn mirror(call: InboundCall, responder: Responder) {
     }
     let buffers = buffers.into_iter().map(Region::from_buffer).collect();
     let payload = payload.as_ref().to_vec();
-    responder.returned(Encoding::Bytes, Body { payload, tensors, buffers, rrefs, autograd });
+    responder
+        .returned(Encoding::Bytes, Body { payload, tensors, buffers, rrefs, autograd, ..Body::default() });
 }
 
 pub(crate) fn is_aligned(buffer: &Buffer) -> bool {

@@ -68,6 +68,11 @@ impl<'a> ValueWriter<'a> {
         self.block(tag::BYTES, bytes);
     }
 
+    /// Begins bytes: the caller sees to it that the next `len` bytes of the message are these.
+    pub fn begin_bytes(&mut self, len: usize) {
+        self.number(tag::BYTES, len as u64);
+    }
+
     /// Begins a list: the next `len` values are its items.
     pub fn list(&mut self, len: usize) {
         self.number(tag::LIST, len as u64);

@@ -15,14 +15,14 @@ pub(super) struct Writer;
 
 /// A sequence, of a variant if that has a name.
 pub(super) struct Items {
-    items: Vec<Value>,
+    all: Vec<Value>,
     finish: fn(Vec<Value>) -> Value,
     variant: Option<&'static str>,
 }
 
 /// Pairs, of a variant if that has a name.
 pub(super) struct Pairs {
-    pairs: Vec<(Value, Value)>,
+    all: Vec<(Value, Value)>,
     key: Option<Value>,
     variant: Option<&'static str>,
 }
@@ -39,11 +39,11 @@ fn named(variant: Option<&'static str>, value: Value) -> Value {
 }
 
 fn items(finish: fn(Vec<Value>) -> Value, len: usize, variant: Option<&'static str>) -> Items {
-    Items { items: Vec::with_capacity(len.min(1024)), finish, variant }
+    Items { all: Vec::with_capacity(len.min(1024)), finish, variant }
 }
 
 fn pairs(len: usize, variant: Option<&'static str>) -> Pairs {
-    Pairs { pairs: Vec::with_capacity(len.min(1024)), key: None, variant }
+    Pairs { all: Vec::with_capacity(len.min(1024)), key: None, variant }
 }
 
 macro_rules! scalars {
@@ -159,13 +159,13 @@ impl ser::Serializer for Writer {
 
 impl Items {
     fn push<T: ?Sized + Serialize>(&mut self, item: &T) -> Result<()> {
-        let index = self.items.len();
-        self.items.push(write(item).map_err(|error| error.inside(index))?);
+        let index = self.all.len();
+        self.all.push(write(item).map_err(|error| error.inside(index))?);
         Ok(())
     }
 
     fn finish(self) -> Value {
-        named(self.variant, (self.finish)(self.items))
+        named(self.variant, (self.finish)(self.all))
     }
 }
 
@@ -195,7 +195,7 @@ sequences! {
 
 impl Pairs {
     fn finish(self) -> Value {
-        named(self.variant, Value::Map(self.pairs))
+        named(self.variant, Value::Map(self.all))
     }
 }
 
@@ -207,7 +207,7 @@ macro_rules! structs {
 
             fn serialize_field<T: ?Sized + Serialize>(&mut self, name: &'static str, item: &T) -> Result<()> {
                 let value = write(item).map_err(|error| error.inside(format!("{name:?}")))?;
-                self.pairs.push((Value::Str(name.to_owned()), value));
+                self.all.push((Value::Str(name.to_owned()), value));
                 Ok(())
             }
 
@@ -234,7 +234,7 @@ impl SerializeMap for Pairs {
 
     fn serialize_value<T: ?Sized + Serialize>(&mut self, item: &T) -> Result<()> {
         let key = self.key.take().ok_or_else(|| ConversionError::new("a map has a value without a key"))?;
-        self.pairs.push((key, write(item)?));
+        self.all.push((key, write(item)?));
         Ok(())
     }
 

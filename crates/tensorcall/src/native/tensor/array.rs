@@ -65,14 +65,15 @@ mod tests {
 
     #[test]
     fn arrays_become_tensors_where_they_are() {
-        let array = Array2::from_shape_fn((2, 3), |(row, column)| (row * 3 + column) as f32);
+        let array = Array2::from_shape_fn((2, 3), |(row, column)| row * 3 + column)
+            .mapv(|number| u16::try_from(number).unwrap());
         let address = array.as_ptr().addr();
 
         let tensor = Tensor::try_from(array.reversed_axes()).unwrap();
 
         assert_eq!(tensor.bytes().as_ptr().addr(), address);
         assert_eq!(tensor.shape(), [3, 2]);
-        assert_eq!(tensor.to_vec::<f32>().unwrap(), [0.0, 3.0, 1.0, 4.0, 2.0, 5.0]);
+        assert_eq!(tensor.to_vec::<u16>().unwrap(), [0, 3, 1, 4, 2, 5]);
     }
 
     #[test]
