@@ -59,6 +59,7 @@ def examine(init_method: str) -> Iterator[Finding]:
     for what, check in (
         ("extension", _extension),
         ("address", lambda: _addresses(init_method)),
+        ("backend", _backend),
         ("secret", _secret),
     ):
         try:
@@ -152,6 +153,14 @@ def _addresses(init_method: str) -> Iterator[Finding]:
             yield Finding(
                 "ok", "address", f"{place.rpartition(':')[0]}: {why}; each worker takes a free port"
             )
+
+
+def _backend() -> Iterator[Finding]:
+    from .rpc import _groups
+
+    if _groups.is_wanted():
+        text = "gloo, or MPI if mpirun starts `python -m tensorcall run`; workers listen nowhere themselves"
+        yield Finding("ok", "backend", f"{_startup.BACKEND}={os.environ[_startup.BACKEND]}: {text}")
 
 
 def _secret() -> Iterator[Finding]:

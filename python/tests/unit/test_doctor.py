@@ -10,7 +10,7 @@ from tensorcall import __main__, _doctor, _startup
 
 @pytest.fixture(autouse=True)
 def bare(monkeypatch):
-    for name in ("ADDR", "IFACE", "SECRET", "SECRET_FILE", "INSTALL"):
+    for name in ("ADDR", "BACKEND", "IFACE", "SECRET", "SECRET_FILE", "INSTALL"):
         monkeypatch.delenv(f"TENSORCALL_{name}", raising=False)
     for name in ("MASTER_ADDR", "TP_SOCKET_IFNAME"):
         monkeypatch.delenv(name, raising=False)
@@ -75,6 +75,16 @@ def test_it_says_where_the_secret_comes_from_and_never_what_it_is(monkeypatch, t
     assert "from TENSORCALL_SECRET" in printed
     assert "9 bytes are few" in printed
     assert "swordfish" not in printed
+
+
+def test_it_says_so_if_messages_are_to_go_through_a_process_group(monkeypatch):
+    assert "backend" not in findings()
+
+    monkeypatch.setenv("TENSORCALL_BACKEND", "process_group")
+    state, text = findings()["backend"][0]
+    assert (state, "gloo" in text) == ("ok", True)
+    monkeypatch.setenv("TENSORCALL_BACKEND", "pigeon")
+    assert findings()["backend"][0][0] == "WRONG"
 
 
 def test_few_descriptors_are_worth_a_note():
