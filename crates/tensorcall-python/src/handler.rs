@@ -134,7 +134,7 @@ impl Handler for PyHandler {
     fn fetch(&self, value: Arc<dyn Any + Send + Sync>, _: InboundCall, responder: Responder) {
         let asker = Asker::of(&responder);
         let answer = inside(|py| {
-            let packed = KeptObject::of(py, &*value).and_then(|object| self.pack(py, &object, asker));
+            let packed = KeptObject::of(py, &*value).and_then(|object| self.pack(py, &object, asker, None));
             drop(value);
             Answer::of(py, packed)
         });
@@ -172,7 +172,7 @@ impl PyHandler {
             let recorded = recorded(autograd, &descs, &tensors);
             drop((payload, tensors, rrefs));
             let result = self.run_named(py, &name, arguments, recorded, asker);
-            return self.plain_outcome(py, result, asker, creates);
+            return self.plain_outcome(py, &name, result, asker, creates);
         }
         let payload = PyBytes::new(py, payload.as_ref());
         let tensors = PyList::new(py, tensors)?;
@@ -211,6 +211,7 @@ impl PyHandler {
     fn plain_outcome(
         &self,
         py: Python<'_>,
+        name: &str,
         result: PyResult<Bound<'_, PyAny>>,
         asker: Asker,
         creates: bool,
@@ -219,7 +220,7 @@ impl PyHandler {
             return self.kept_outcome(py, result, asker);
         }
         match result {
-            Ok(result) => later_or(&result, |result| self.pack(py, result, asker)),
+            Ok(result) => later_or(&result, |result| self.pack(py, result, asker, Some(name))),
             Err(error) => self.raised(py, error, asker),
         }
     }
@@ -274,9 +275,17 @@ impl PyHandler {
 
     /// Packs a result for whoever asked: as plain data, or else as a pickle. What belongs to an autograd
     /// context is recorded by Python, which packs it itself.
-    pub(crate) fn pack(&self, py: Python<'_>, result: &Bound<'_, PyAny>, to: Asker) -> PyResult<Answer> {
+    ///
+    /// `function` is what returned it, for an error.
+    pub(crate) fn pack(
+        &self,
+        py: Python<'_>,
+        result: &Bound<'_, PyAny>,
+        to: Asker,
+        function: Option<&str>,
+    ) -> PyResult<Answer> {
         if to.plain {
-            return self.pack_plain(py, result, to);
+            return self.pack_plain(py, result, to, function);
         }
         if to.autograd.is_some() {
             return self.pickle(py, result, to);
@@ -297,14 +306,23 @@ impl PyHandler {
     }
 
     /// Packs a result for somebody who is no Python program. That it is not plain data is an exception.
-    fn pack_plain(&self, py: Python<'_>, result: &Bound<'_, PyAny>, to: Asker) -> PyResult<Answer> {
+    fn pack_plain(
+        &self,
+        py: Python<'_>,
+        result: &Bound<'_, PyAny>,
+        to: Asker,
+        function: Option<&str>,
+    ) -> PyResult<Answer> {
         let (mut writer, mut payload, mut rrefs) = (TensorWriter::new(py)?, Vec::new(), Vec::new());
         let packed = match value::encode_plain(result, &mut payload, &mut writer, &mut rrefs) {
             Ok(Plain::Yes) => {
                 let recorded = writer.recorded();
                 writer.finish().and_then(|parts| Ok((parts, self.record_result(py, recorded, to)?)))
             }
-            Ok(Plain::No) => Err(unfit::error("the result", result)),
+            Ok(Plain::No) => {
+                let what = function.map_or("the value".into(), |name| format!("the result of {name}"));
+                Err(unfit::error(&what, result))
+            }
             Err(error) => Err(error),
         };
         match packed {
@@ -333,7 +351,7 @@ impl PyHandler {
         let method = if packed.raised { intern!(py, "describe_packed") } else { intern!(py, "load_result") };
         let (payload, tensors, rrefs) = rref::pickle_of(py, packed, &Arc::new(Self(self.0.clone_ref(py))))?;
         let found = self.call(method, (payload, tensors, rrefs))?;
-        if packed.raised { plainly_raised(&found) } else { self.pack(py, &found, to) }
+        if packed.raised { plainly_raised(&found) } else { self.pack(py, &found, to, None) }
     }
 
     /// Packs the exception of a function for another Python program.

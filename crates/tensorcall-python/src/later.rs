@@ -123,7 +123,7 @@ impl Later {
         let answer = match outcome {
             Outcome::Returned(result) if responder.creates() => Answer::Kept(result),
             Outcome::Returned(result) => {
-                Answer::of(py, self.handler.pack(py, result.bind(py), Asker::of(&responder)))
+                Answer::of(py, self.handler.pack(py, result.bind(py), Asker::of(&responder), None))
             }
             Outcome::Raised(error) => {
                 Answer::of(py, self.handler.pack_exception(py, error.bind(py), Asker::of(&responder)))

@@ -75,10 +75,10 @@ impl Error {
         self.0.remote.as_deref()
     }
 
-    /// A function of worker `worker` raised this.
-    pub(crate) fn raised(worker: &WorkerName, exception: Exception) -> Self {
+    /// `function` of worker `worker` raised this.
+    pub(crate) fn raised(worker: &WorkerName, function: &str, exception: Exception) -> Self {
         let remote = RemoteError { worker: worker.as_str().to_owned(), exception };
-        let text = format!("worker '{worker}' raised {}: {}", remote.class(), remote.message());
+        let text = format!("{function} on worker '{worker}' raised {}: {}", remote.class(), remote.message());
         Self(Box::new(Inner { kind: ErrorKind::Raised, text, remote: Some(Arc::new(remote)) }))
     }
 

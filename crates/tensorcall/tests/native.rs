@@ -153,7 +153,10 @@ fn errors_and_panics_of_functions_are_errors_at_the_caller() {
         [("panic", vec![Value::Str("no".into())], "no"), ("late_panic", vec![], "later")]
     {
         let error = caller.call_blocking::<i64>("server", function, arguments).unwrap_err();
-        assert_eq!(error.to_string(), format!("worker 'server' raised panic: panicked: {text}"));
+        assert_eq!(
+            error.to_string(),
+            format!("{function} on worker 'server' raised panic: panicked: {text}")
+        );
     }
     leave([caller, server]);
 }

@@ -143,10 +143,10 @@ def errors(python: list[str], rust: list[str]) -> None:
     assert origin.startswith(f"On WorkerInfo(id={python_rank(other)}, name={other})")
     assert "mixed.py" in origin
     assert "in fail" in origin
-    assert f"worker '{other}' raised builtins.LookupError: not here" in text
+    assert f"tests.fail on worker '{other}' raised builtins.LookupError: not here" in text
     kind, cls, message, *_ = failure("a_set")
     assert (kind, cls) == ("Raised", "builtins.TypeError")
-    assert "the result is not plain data: it is an object of type set" in message
+    assert "the result of a_set is not plain data: it is an object of type set" in message
     kind, _, message, *_ = failure("doubel", 1)
     assert kind == "Raised"
     assert "no function is registered as 'doubel' on this worker (similar names are 'double')" in message

@@ -151,7 +151,7 @@ def test_a_result_that_is_not_plain_is_an_error_for_who_reads_nothing_else(
 
     assert call(python, 0, "set") == [{"x": {1}}]
     with pytest.raises(
-        TypeError, match=r"the result is not plain data: at \[0\]\['x'\] is an object of type set"
+        TypeError, match=r"the result of set is not plain data: at \[0\]\['x'\] is an object of type set"
     ):
         call(other, 0, "set")
     with pytest.raises(TypeError, match=r"at \['a'\] is an object of type set"):
@@ -193,7 +193,7 @@ def test_values_that_stay_are_fetched_as_plain_data(workers: tuple[Worker, Worke
     plain, made = other.native.remote_named(0, "same", (torch.ones(2),), {}, SOON)
     assert torch.equal(take(plain.fetch(SOON)), torch.ones(2))
     sets, _ = other.native.remote_named(0, "set", (), {}, SOON)
-    with pytest.raises(TypeError, match="the result is not plain data"):
+    with pytest.raises(TypeError, match="the value is not plain data"):
         take(sets.fetch(SOON))
     failed, outcome = other.native.remote_named(0, "fail", (), {}, SOON)
     for read in (failed.fetch(SOON), outcome):

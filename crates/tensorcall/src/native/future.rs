@@ -166,7 +166,7 @@ impl Call {
                 ..Exception::default()
             };
             let exception = message::unpack_exception(encoding, &body).unwrap_or_else(unreadable);
-            return Err(Error::raised(&self.worker, exception));
+            return Err(Error::raised(&self.worker, &self.function, exception));
         }
         let value = message::unpack(encoding, body, &self.shared).and_then(T::from_value);
         value.map_err(|error| {
