@@ -11,6 +11,14 @@
 //!
 //! `PYTHON` names the interpreter, `python3` by default; it has torch and tensorcall.
 
+#![allow(
+    clippy::pedantic,
+    clippy::disallowed_methods,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "an ordinary program, which need not follow the habits of this repository"
+)]
+
 mod launch;
 
 use std::error::Error;

@@ -4,8 +4,8 @@
     python transports.py --rounds 1
 
 Each round starts two workers on this host for each way and measures a trivial `rpc_sync`, trivial calls with
-64 in flight, and tensors of 16 MiB one way. Figures are medians over the rounds. MPI is measured if mpi4py and
-an mpirun are beside this Python.
+64 in flight, and tensors of 16 MiB one way. Figures are medians over the rounds. MPI is measured if mpi4py
+and an mpirun are beside this Python.
 """
 
 from __future__ import annotations

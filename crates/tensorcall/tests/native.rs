@@ -318,7 +318,7 @@ fn a_detached_call_runs() {
         agent.state(Arc::new(Mutex::new(sender))).function(
             "tell",
             |State(tell): State<Arc<Mutex<mpsc::Sender<u8>>>>, what: u8| {
-                tell.lock().unwrap().send(what).unwrap()
+                tell.lock().unwrap().send(what).unwrap();
             },
         )
     });

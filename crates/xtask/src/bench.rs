@@ -34,11 +34,6 @@ pub(crate) fn add<'a>(plan: &mut Plan<'a>, project: &'a Project, args: &'a [Stri
     plan.step("benchmark", move |_| run(program(&apart(project)).args(args)));
 }
 
-/// What a change must pass: we are as far ahead of torch as we were.
-pub(crate) fn add_gate<'a>(plan: &mut Plan<'a>, project: &'a Project) {
-    plan.step("speed, as a ratio to torch", |_| run(program(project).arg("--gate")));
-}
-
 fn program(project: &Project) -> std::process::Command {
     let mut command = project.python();
     command.arg("python/benches/run.py");

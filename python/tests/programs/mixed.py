@@ -147,9 +147,9 @@ def errors(python: list[str], rust: list[str]) -> None:
     kind, cls, message, *_ = failure("a_set")
     assert (kind, cls) == ("Raised", "builtins.TypeError")
     assert "the result of a_set is not plain data: it is an object of type set" in message
-    kind, _, message, *_ = failure("doubel", 1)
+    kind, _, message, *_ = failure("douple", 1)
     assert kind == "Raised"
-    assert "no function is registered as 'doubel' on this worker (similar names are 'double')" in message
+    assert "no function is registered as 'douple' on this worker (similar names are 'double')" in message
     kind, *_, text = failure("sleep", 1.0, seconds=0.2)
     assert kind == "Timeout"
     assert "sleep" in text

@@ -50,13 +50,15 @@ NOT_SAID = {
             "`…` cannot be the result of a function that other workers call",
             "results are types that implement `IntoValue`, or `Keep<T>`",
             "dropping the future cancels the call; `detach()` lets it run",
-            "wrap types that implement `serde::Serialize` in `tensorcall::Serde`, results that are to stay on their worker "
-            "in `tensorcall::Keep`, or implement `IntoValue`",
-            "wrap types that implement `serde::de::DeserializeOwned` in `tensorcall::Serde`, or implement `FromValue`; "
-            "references are not received, take an owned type",
-            "its arguments must be owned types that implement `FromValue`, or `State<T>`, `Agent` or `Caller`, and it must "
-            "return `T`, `Keep<T>`, `Result<T, E>` or a future of one, where `T: IntoValue` and `E: Display`",
-            "results are `T` or `Result<T, E>`, where `T` implements `IntoValue` or is `Keep<T>`, and `E: Display`",
+            "wrap types that implement `serde::Serialize` in `tensorcall::Serde`, results that are to stay "
+            "on their worker in `tensorcall::Keep`, or implement `IntoValue`",
+            "wrap types that implement `serde::de::DeserializeOwned` in `tensorcall::Serde`, or implement "
+            "`FromValue`; references are not received, take an owned type",
+            "its arguments must be owned types that implement `FromValue`, or `State<T>`, `Agent` or "
+            "`Caller`, and it must return `T`, `Keep<T>`, `Result<T, E>` or a future of one, where "
+            "`T: IntoValue` and `E: Display`",
+            "results are `T` or `Result<T, E>`, where `T` implements `IntoValue` or is "
+            "`Keep<T>`, and `E: Display`",
             "as Python's float(int)",
             "numbers travel in double precision",
             "one macro for all numbers of arguments",

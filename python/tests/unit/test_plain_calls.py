@@ -265,9 +265,9 @@ def test_functions_are_found_by_the_name_that_they_are_registered_with(
     assert _named.find("models.encode") is encode
     assert _named.find("os.path.join") is __import__("os").path.join
     with pytest.raises(
-        RuntimeError, match=r"registered as 'duble' on this worker \(similar names are 'double'\)"
+        RuntimeError, match=r"registered as 'douple' on this worker \(similar names are 'double'\)"
     ):
-        _named.find("duble")
+        _named.find("douple")
     for name in ("nowhere.at_all", "math.nothing", "math.pi"):
         with pytest.raises(RuntimeError, match=f"no function is registered as '{name}'"):
             _named.find(name)

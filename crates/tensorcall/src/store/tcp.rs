@@ -105,7 +105,7 @@ impl TcpStore {
                 fits(value, self.limits.max_value)?;
             }
             Request::Get(key) | Request::Add(key, _) | Request::Delete(key) => {
-                fits(key, self.limits.max_key)?
+                fits(key, self.limits.max_key)?;
             }
             _ => {}
         }

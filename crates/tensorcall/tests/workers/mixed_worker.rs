@@ -4,6 +4,13 @@
 //! output and serves until all shut down, or, in a dynamic group, until its standard input ends. The tests drive
 //! it by calls: it calls whom it is told to call.
 
+#![allow(
+    clippy::needless_pass_by_value,
+    clippy::print_stdout,
+    clippy::disallowed_methods,
+    reason = "an ordinary program, whose functions take what they are sent"
+)]
+
 use std::error::Error as StdError;
 use std::io::Read;
 use std::num::ParseIntError;
