@@ -21,6 +21,7 @@ ELSEWHERE = {
     "python/tensorcall/_doctor.py": "so does the report",
     "crates/tensorcall-python/src/testing.rs": "for tests only",
     "crates/tensorcall/src/transport/alarm.rs": "notes in assertions",
+    "crates/tensorcall/src/transport/group/memory.rs": "for tests only",
     "crates/tensorcall-proto/src/handshake/envelope.rs": "labels of keys",
 }
 DETAILS = {
@@ -31,7 +32,7 @@ DETAILS = {
     "crates/tensorcall-proto/src/wire/dtype.rs",
     "crates/tensorcall-proto/src/store.rs",
     "crates/tensorcall-proto/src/wire/error.rs",
-    "crates/tensorcall-proto/src/wire/store.rs",
+    "crates/tensorcall-proto/src/wire/store/mod.rs",
     "crates/tensorcall-proto/src/wire/tensor.rs",
 }
 """What these say follows texts of the page, which has rows of its own for what a user can act on."""
@@ -98,6 +99,9 @@ NOT_SAID = {
     "…(on=…, device=…)": "a repr",
     "Refused: parameters and submodules are elsewhere.": "documentation of methods",
     "a backward pass": "a label",
+    "device(type='…', index=…)": "a repr",
+    "rank … of …": "a repr",
+    "groups of Python are for sending and receiving": "they gather by themselves, before there is an agent",
     "tensorcall seed": "a label",
     "there is no such backward pass here": "for the program's error only if the agent itself is wrong",
     "the roots of a backward pass are not candle's": "only those who use the engine's interface can do that",
@@ -153,12 +157,13 @@ NOT_SAID = {
 
 
 def rows() -> list[str]:
-    """The texts in the first columns of the page's tables."""
+    """The texts in the first columns of the page's tables; one without a word would fit everything."""
     found: list[str] = []
     for line in PAGE.read_text().splitlines():
         first = re.match(r"\| (.+?) \| .+ \| .+ \|$", line)
         if first:
             found += [a or b for a, b in re.findall(r"``` (.+?) ```|`([^`]+)`", first[1])]
+    assert [row for row in found if not re.search(r"\w", row)] == []
     return found
 
 
