@@ -13,7 +13,7 @@ use crate::wire::error::WireError;
 use crate::wire::frame::{FrameHeader, FrameKind, HEADER_LEN, Priority};
 use crate::wire::limits::Limits;
 use crate::wire::message::Descriptor;
-use crate::wire::tensor::BufferDesc;
+use crate::wire::tensor::{BufferDesc, Place};
 
 /// Largest part of a body in one frame. Between two chunks a more urgent message may pass.
 pub const CHUNK: u64 = 1 << 20;
@@ -51,6 +51,16 @@ pub enum ConnectionError {
         found: u64,
         /// Whether the frame says that it is the last one.
         end: bool,
+    },
+    /// A buffer lies in shared memory that is not lent to us.
+    #[error("{len} bytes at {offset} of shared segment {segment} are not lent here")]
+    NotLent {
+        /// The segment.
+        segment: u64,
+        /// First byte.
+        offset: u64,
+        /// Number of bytes.
+        len: u64,
     },
     /// There is no memory for an announced body.
     #[error("no memory for {len} bytes of a message")]
@@ -293,6 +303,13 @@ pub trait Allocate {
 
     /// Memory of `len` bytes, or `None` if there is none.
     fn allocate(&mut self, len: u64) -> Option<Self::Memory>;
+
+    /// The `len` bytes at `offset` of a segment that the peer shares, which are then the message's alone;
+    /// `None` if they are not lent to us. Only asked for where [`Limits::blocks`] is set.
+    fn borrow(&mut self, segment: u64, offset: u64, len: u64) -> Option<Self::Memory> {
+        let _ = (segment, offset, len);
+        None
+    }
 }
 
 /// What has arrived.
@@ -341,23 +358,47 @@ enum State {
 struct Assembly<M> {
     descriptor: Descriptor,
     /// The payload, then the buffers.
-    parts: Vec<M>,
+    parts: Vec<Part<M>>,
     part: usize,
     offset: usize,
     left: u64,
     size: u64,
 }
 
+#[derive(Debug)]
+enum Part<M> {
+    /// Its bytes come with the body.
+    Body(M),
+    /// Its bytes are in place.
+    Block(M),
+}
+
+impl<M: AsRef<[u8]>> Part<M> {
+    /// Bytes that come with the body.
+    fn body_len(&self) -> usize {
+        match self {
+            Self::Body(memory) => memory.as_ref().len(),
+            Self::Block(_) => 0,
+        }
+    }
+
+    fn into_memory(self) -> M {
+        match self {
+            Self::Body(memory) | Self::Block(memory) => memory,
+        }
+    }
+}
+
 impl<M: AsRef<[u8]> + AsMut<[u8]>> Assembly<M> {
     /// The rest of the part that is being filled.
     fn target(&mut self) -> &mut [u8] {
-        while self.part < self.parts.len() && self.offset == self.parts[self.part].as_ref().len() {
+        while self.part < self.parts.len() && self.offset == self.parts[self.part].body_len() {
             self.part += 1;
             self.offset = 0;
         }
         match self.parts.get_mut(self.part) {
-            Some(part) => &mut part.as_mut()[self.offset..],
-            None => &mut [],
+            Some(Part::Body(memory)) => &mut memory.as_mut()[self.offset..],
+            Some(Part::Block(_)) | None => &mut [],
         }
     }
 
@@ -493,9 +534,17 @@ impl<A: Allocate> Inbox<A> {
             return Err(WireError::BodyTooLarge { len: open, limit: self.limits.max_message }.into());
         }
         let mut parts = Vec::with_capacity(1 + descriptor.buffers.len());
-        let buffers = descriptor.buffers.iter().map(BufferDesc::body_len);
-        for len in std::iter::once(descriptor.payload_len).chain(buffers) {
-            parts.push(self.allocator.allocate(len).ok_or(ConnectionError::NoMemory { len })?);
+        let payload = BufferDesc::body(descriptor.payload_len);
+        for &BufferDesc { len, place } in std::iter::once(&payload).chain(&descriptor.buffers) {
+            parts.push(match place {
+                Place::Body => {
+                    Part::Body(self.allocator.allocate(len).ok_or(ConnectionError::NoMemory { len })?)
+                }
+                Place::Block { segment, offset } => {
+                    let memory = self.allocator.borrow(segment, offset, len);
+                    Part::Block(memory.ok_or(ConnectionError::NotLent { segment, offset, len })?)
+                }
+            });
         }
         let assembly = Assembly { descriptor, parts, part: 0, offset: 0, left: size, size };
         self.open_bytes = open;
@@ -523,7 +572,7 @@ impl<A: Allocate> Inbox<A> {
         }
         let assembly = self.streams.remove(&stream).ok_or(ConnectionError::UnknownStream(stream))?;
         self.open_bytes -= assembly.size;
-        let mut parts = assembly.parts.into_iter();
+        let mut parts = assembly.parts.into_iter().map(Part::into_memory);
         if let Some(payload) = parts.next() {
             let arrived = Arrived { descriptor: assembly.descriptor, payload, buffers: parts.collect() };
             self.arrivals.push_back(Arrival::Message(arrived));

@@ -10,6 +10,7 @@
 //! | [`handshake`] | how two workers prove to each other who they are |
 //! | [`connection`] | order of sending, chunks of large messages, assembly at the receiver |
 //! | [`group`] | the same over a process group, which knows ranks and no connections |
+//! | [`blocks`] | memory that two workers of one host share: who has which part of it |
 //! | [`in_flight`] | a caller's outstanding calls, each completed exactly once (CALL-1) |
 //! | [`serving`] | the calls that a worker has accepted, waiting or running |
 //! | [`store`] | keys and who waits for them, in the store where workers meet |
@@ -22,6 +23,7 @@
 #![forbid(unsafe_code)]
 
 pub mod autograd;
+pub mod blocks;
 pub mod connection;
 pub mod group;
 pub mod handshake;

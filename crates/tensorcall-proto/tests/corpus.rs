@@ -11,9 +11,9 @@ use tensorcall_proto::group::{Departures, Parcel, WireLink};
 use tensorcall_proto::ids::{ForkId, Incarnation, Life, MessageId, PassId, RRefId, Rank};
 use tensorcall_proto::wire::store::{MAGIC, Request};
 use tensorcall_proto::wire::{
-    AutogradRef, BufferDesc, Call, DType, Descriptor, Encoding, Exception, FailureKind, FrameHeader,
-    FunctionRef, GoodbyeReason, Limits, Message, NewRRef, Outcome, Phase, RRefDesc, RRefMessage, Reply,
-    TensorDesc, Value,
+    AutogradRef, BlockMessage, BufferDesc, Call, DType, Descriptor, Encoding, Exception, FailureKind, FrameHeader,
+    FunctionRef, GoodbyeReason, Limits, Message, NewRRef, Outcome, Phase, Place, RRefDesc,
+    RRefMessage, Reply, TensorDesc, Value,
 };
 
 #[expect(unreachable_pub, reason = "in the fuzz crate it is public")]
@@ -263,6 +263,13 @@ fn descriptors() -> Vec<(&'static str, Descriptor)> {
     let id = MessageId::new(1);
     let reply = |outcome| Message::Reply(Reply { id, outcome });
     let failed = Outcome::Failed { kind: FailureKind::Usage, text: "no such function".into() };
+    let offer = BlockMessage::Offer { segment: 3, block_len: 1 << 20, blocks: 4 };
+    let back = BlockMessage::Return { segment: 3, block: 1, reusable: true };
+    let block = Descriptor {
+        buffers: vec![BufferDesc { len: 64, place: Place::Block { segment: 3, offset: 1 << 20 } }],
+        tensors: vec![TensorDesc::contiguous(DType::Float32, vec![16], 0)],
+        ..Descriptor::with_payload(call(FunctionRef::InPayload, Encoding::Pickle), 7)
+    };
     let shared = TensorDesc {
         strides: Some(vec![4]),
         offset: 4,
@@ -319,6 +326,9 @@ fn descriptors() -> Vec<(&'static str, Descriptor)> {
         ("probe", Descriptor::plain(step(Step::Probe { origin: Rank::MAX }))),
         ("fork", Descriptor::plain(Message::RRef(RRefMessage::Fork { rref, fork }))),
         ("known", Descriptor::plain(Message::RRef(RRefMessage::Known { fork, alive: false }))),
+        ("block", block),
+        ("offer", Descriptor::plain(Message::Blocks(offer))),
+        ("return", Descriptor::plain(Message::Blocks(back))),
         ("goodbye", Descriptor::plain(Message::Goodbye { reason: GoodbyeReason::Graceful })),
     ]
 }

@@ -11,8 +11,8 @@ use tensorcall_proto::group::{Departures, Parcel, WireLink};
 use tensorcall_proto::ids::{ForkId, Incarnation, Life, MessageId, PassId, RRefId, Rank};
 use tensorcall_proto::termination::{Counts, TerminationMessage};
 use tensorcall_proto::wire::{
-    AutogradRef, BufferDesc, Call, DType, Descriptor, Encoding, Exception, FailureKind, FrameHeader,
-    FrameKind, FunctionRef, GoodbyeReason, HEADER_LEN, Limits, Message, NewRRef, Outcome, Phase, Priority,
+    AutogradRef, BlockMessage, BufferDesc, Call, DType, Descriptor, Encoding, Exception, FailureKind, FrameHeader,
+    FrameKind, FunctionRef, GoodbyeReason, HEADER_LEN, Limits, Message, NewRRef, Outcome, Phase, Place, Priority,
     RRefDesc, RRefMessage, Reply, TensorDesc, Value,
 };
 
@@ -223,6 +223,52 @@ fn messages_about_references() {
     check("rescind", RRefMessage::Rescind { fork }, "06 06 01 ac 02 05 00 00 00 00");
     check("unknown", RRefMessage::Unknown { fork }, "06 07 01 ac 02 05 00 00 00 00");
     check("ask-again", RRefMessage::AskAgain, "06 08 00 00 00 00");
+}
+
+#[test]
+fn messages_about_shared_memory() {
+    let check = |name, message, expected| check_message(name, Message::Blocks(message), expected);
+    let segment = 3;
+
+    let offer = BlockMessage::Offer { segment, block_len: 1 << 20, blocks: 4 };
+    check("offer", offer, "07 00 03 80 80 40 04 00 00 00 00");
+    let answer = BlockMessage::Answer { segment, accepted: true };
+    check("answer", answer, "07 01 03 01 00 00 00 00");
+    let back = BlockMessage::Return { segment, block: 1, reusable: true };
+    check("return", back, "07 02 03 01 01 00 00 00 00");
+    check("withdraw", BlockMessage::Withdraw { segment }, "07 03 03 00 00 00 00");
+}
+
+#[test]
+fn a_call_whose_tensor_is_in_a_block() {
+    let place = Place::Block { segment: 3, offset: 1 << 20 };
+    let descriptor = Descriptor {
+        buffers: vec![BufferDesc { len: 1 << 20, place }],
+        tensors: vec![TensorDesc::contiguous(DType::Float32, vec![1 << 18], 0)],
+        ..Descriptor::with_payload(
+            Message::Call(Call {
+                id: MessageId::new(1),
+                function: FunctionRef::Name("f".into()),
+                encoding: Encoding::Value,
+                timeout_us: None,
+                nested: false,
+                plain: false,
+                autograd: None,
+                creates: None,
+            }),
+            8,
+        )
+    };
+    let bytes = descriptor.encode();
+
+    check(
+        "block",
+        &bytes,
+        "00 01 01 01 66 00 00 00 00 00 00 08 01 80 80 40 01 03 80 80 40 \
+         01 01 01 80 80 10 00 00 00 00 00 00 00 00 00",
+    );
+    let limits = Limits { blocks: true, ..Limits::default() };
+    assert_eq!(Descriptor::decode(&bytes, &limits), Ok(descriptor));
 }
 
 #[test]

@@ -12,7 +12,7 @@ use tensorcall_proto::autograd::{AutogradCall, Pass, Step};
 use tensorcall_proto::ids::{ForkId, Incarnation, Life, MessageId, PassId, RRefId, Rank};
 use tensorcall_proto::termination::{Counts, TerminationMessage};
 use tensorcall_proto::wire::{
-    AutogradRef, BufferDesc, Call, DType, Descriptor, Device, DeviceKind, Encoding, Event, Exception,
+    AutogradRef, BlockMessage, BufferDesc, Call, DType, Descriptor, Device, DeviceKind, Encoding, Event, Exception,
     FailureKind, FrameHeader, FrameKind, FunctionRef, GoodbyeReason, HEADER_LEN, Limits, Message, NewRRef,
     Outcome, Phase, Place, Priority, RRefDesc, RRefMessage, Reply, TensorDesc, Value, ValueReader,
 };
@@ -162,6 +162,24 @@ fn any_termination() -> impl Strategy<Value = TerminationMessage> {
     ]
 }
 
+fn any_block_message() -> impl Strategy<Value = BlockMessage> {
+    prop_oneof![
+        any::<(u64, u64, u32)>().prop_map(|(segment, block_len, blocks)| BlockMessage::Offer {
+            segment,
+            block_len,
+            blocks
+        }),
+        any::<(u64, bool)>()
+            .prop_map(|(segment, accepted)| BlockMessage::Answer { segment, accepted }),
+        any::<(u64, u32, bool)>().prop_map(|(segment, block, reusable)| BlockMessage::Return {
+            segment,
+            block,
+            reusable
+        }),
+        any::<u64>().prop_map(|segment| BlockMessage::Withdraw { segment }),
+    ]
+}
+
 fn any_message() -> impl Strategy<Value = Message> {
     let phase = select(vec![Phase::Queued, Phase::Sent, Phase::Waiting, Phase::Running, Phase::Replying]);
     let reason = select(vec![GoodbyeReason::Graceful, GoodbyeReason::Forced]);
@@ -173,6 +191,7 @@ fn any_message() -> impl Strategy<Value = Message> {
         1 => any_termination().prop_map(Message::Termination),
         1 => reason.prop_map(|reason| Message::Goodbye { reason }),
         1 => any_rref_message().prop_map(Message::RRef),
+        1 => any_block_message().prop_map(Message::Blocks),
     ]
 }
 

@@ -3,7 +3,8 @@
 //! A [`Buffer`] is 64-byte aligned, initialised memory that a message is received into; large ones
 //! come from and return to a [`BufferPool`], because touching fresh pages costs more than the copy
 //! (16 MiB: 4 ms fresh, 1.3 ms warm). A [`Region`] is raw memory with the owner that keeps it alive;
-//! no `&[u8]` is ever formed over it, since Python may write it meanwhile (MEM-1).
+//! no `&[u8]` is ever formed over it, since Python may write it meanwhile (MEM-1). A buffer may also lie in a
+//! block of memory that its sender shares with us (`shared.rs`), and goes back there.
 #![expect(unsafe_code, reason = "aligned allocation and raw regions; each use carries its proof")]
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
@@ -17,6 +18,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crossbeam_queue::ArrayQueue;
 
 use crate::fork::Home;
+use crate::shared::SharedBlock;
 
 /// Alignment of every buffer: a cache line, and what vectorised kernels ask for at most.
 pub const ALIGNMENT: usize = 64;
@@ -38,9 +40,24 @@ const NATURAL_ALIGNMENT: usize = 16;
 /// Owned, initialised, 64-byte aligned memory.
 pub struct Buffer {
     /// `None` if there are no bytes.
-    memory: Option<Memory>,
+    memory: Option<Place>,
     len: usize,
     pool: Option<Arc<BufferPool>>,
+}
+
+/// Where a buffer lies.
+enum Place {
+    Heap(Memory),
+    Shared(SharedBlock),
+}
+
+impl Place {
+    fn start(&self) -> NonNull<u8> {
+        match self {
+            Self::Heap(memory) => memory.start(),
+            Self::Shared(block) => block.start(),
+        }
+    }
 }
 
 /// The allocator had no memory for a buffer.
@@ -61,6 +78,12 @@ impl Buffer {
         Ok(buffer)
     }
 
+    /// The bytes of a block.
+    pub(crate) fn from_shared(block: SharedBlock) -> Self {
+        let len = block.len();
+        Self { memory: Some(Place::Shared(block)), len, pool: None }
+    }
+
     /// Number of bytes.
     pub fn len(&self) -> usize {
         self.len
@@ -79,19 +102,20 @@ impl Buffer {
     fn start(&self) -> NonNull<u8> {
         // An aligned address that is never read or freed.
         let nothing = NonNull::without_provenance(const { std::num::NonZero::new(ALIGNMENT).unwrap() });
-        self.memory.as_ref().map_or(nothing, Memory::start)
+        self.memory.as_ref().map_or(nothing, Place::start)
     }
 
     fn allocate(len: usize, capacity: usize) -> Result<Self, OutOfMemory> {
         let memory = if capacity == 0 { None } else { Some(Memory::new(capacity).ok_or(OutOfMemory(len))?) };
-        Ok(Self { memory, len, pool: None })
+        Ok(Self { memory: memory.map(Place::Heap), len, pool: None })
     }
 }
 
 impl AsRef<[u8]> for Buffer {
     fn as_ref(&self) -> &[u8] {
         // SAFETY: `start` points to `capacity >= len` initialised bytes (zeroed at allocation, only
-        // ever overwritten) that `self` owns; for `len == 0` it is non-null and aligned.
+        // ever overwritten) that `self` owns, or to the `len` bytes of a block that is ours alone;
+        // for `len == 0` it is non-null and aligned.
         unsafe { std::slice::from_raw_parts(self.start().as_ptr(), self.len) }
     }
 }
@@ -105,7 +129,7 @@ impl AsMut<[u8]> for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        if let (Some(memory), Some(pool)) = (self.memory.take(), self.pool.take()) {
+        if let (Some(Place::Heap(memory)), Some(pool)) = (self.memory.take(), self.pool.take()) {
             pool.put(memory);
         }
     }
@@ -193,7 +217,7 @@ impl BufferPool {
         let mut buffer = match self.classes[class].pop() {
             Some(memory) => {
                 self.idle_bytes.fetch_sub(memory.capacity, Ordering::Relaxed);
-                Buffer { memory: Some(memory), len, pool: None }
+                Buffer { memory: Some(Place::Heap(memory)), len, pool: None }
             }
             None => Buffer::allocate(len, capacity)?,
         };

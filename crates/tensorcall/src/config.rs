@@ -41,6 +41,11 @@ pub struct AgentConfig {
     pub silence_limit: Duration,
     /// Idle memory kept for receiving large tensors. Default 512 MiB.
     pub max_idle_memory: usize,
+    /// Memory that is shared with each worker on the same host to send it large tensors, most of it. It is made
+    /// when it is needed; what finds no room in it goes through sockets. 0 for none. Default 512 MiB.
+    pub max_shared_memory: usize,
+    /// Shared memory that was not needed for this long is given up. Default 10 s.
+    pub shared_memory_idle: Duration,
     /// Host of the rendezvous: the agent listens on the address that routes to it, or, if this very host
     /// has its name for a loopback address, on the one that leads out. `None` means loopback.
     pub rendezvous_host: Option<String>,
@@ -79,6 +84,8 @@ impl AgentConfig {
             keepalive: Duration::from_secs(1),
             silence_limit: Duration::from_secs(15),
             max_idle_memory: 512 << 20,
+            max_shared_memory: 512 << 20,
+            shared_memory_idle: Duration::from_secs(10),
             rendezvous_host: None,
             listen_address: None,
             listen_interface: None,
@@ -92,7 +99,8 @@ impl AgentConfig {
 
     /// Lets the environment change what it names: `TENSORCALL_MAX_THREADS`,
     /// `TENSORCALL_MAX_OUTSTANDING_CALLS`, `TENSORCALL_MAX_OUTSTANDING_BYTES`,
-    /// `TENSORCALL_SILENCE_LIMIT` (seconds), `TENSORCALL_MAX_IDLE_MEMORY` (bytes), `TENSORCALL_TCP_ONLY` (1),
+    /// `TENSORCALL_SILENCE_LIMIT` (seconds), `TENSORCALL_MAX_IDLE_MEMORY` and `TENSORCALL_MAX_SHARED_MEMORY`
+    /// (bytes), `TENSORCALL_TCP_ONLY` (1),
     /// `TENSORCALL_ADDR` and `TENSORCALL_IFACE`, or else `TP_SOCKET_IFNAME`, which programs for PyTorch set.
     ///
     /// # Errors
@@ -103,6 +111,7 @@ impl AgentConfig {
         set(&mut self.max_outstanding_calls, "TENSORCALL_MAX_OUTSTANDING_CALLS")?;
         set(&mut self.max_outstanding_bytes, "TENSORCALL_MAX_OUTSTANDING_BYTES")?;
         set(&mut self.max_idle_memory, "TENSORCALL_MAX_IDLE_MEMORY")?;
+        set(&mut self.max_shared_memory, "TENSORCALL_MAX_SHARED_MEMORY")?;
         let mut silence = self.silence_limit.as_secs_f64();
         set(&mut silence, "TENSORCALL_SILENCE_LIMIT")?;
         self.silence_limit = Duration::try_from_secs_f64(silence).map_err(|_| {

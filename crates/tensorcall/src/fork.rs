@@ -23,6 +23,14 @@ use crate::transport::sys;
 /// How many forks lie between the process that loaded this library and this one.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
+/// How many forks this process has made.
+static MADE: AtomicU32 = AtomicU32::new(0);
+
+/// How many forks this process has made, or is making. What was there before the last of them, a child has too.
+pub(crate) fn count() -> u32 {
+    MADE.load(Ordering::SeqCst)
+}
+
 /// The process in which something was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Home(u32);
@@ -58,10 +66,21 @@ impl Fd {
         watch_forks();
         // Under the lock, so that no child has it before the table does.
         let mut table = table();
-        let fd = make()?;
-        let raw = fd.as_raw_fd();
-        table.set(raw, true);
-        Ok(Self { owned: Some(fd), raw, home: Home::here() })
+        Ok(table.enter(make()?))
+    }
+
+    /// As [`Fd::open`], for a call that may bring descriptors along with something else.
+    ///
+    /// # Errors
+    ///
+    /// Those of `make`.
+    pub(crate) fn receive<R, E>(
+        make: impl FnOnce() -> Result<(R, Vec<OwnedFd>), E>,
+    ) -> Result<(R, Vec<Self>), E> {
+        watch_forks();
+        let mut table = table();
+        let (result, fds) = make()?;
+        Ok((result, fds.into_iter().map(|fd| table.enter(fd)).collect()))
     }
 }
 
@@ -88,6 +107,27 @@ impl Drop for Fd {
             // It is closed, and its number may be somebody else's by now.
             std::mem::forget(self.owned.take());
         }
+    }
+}
+
+/// Shared memory of which a forked child gets a copy on write: what it changes there, its parent does not see.
+#[derive(Debug)]
+pub(crate) struct Inherited {
+    start: usize,
+    _fd: Fd,
+}
+
+impl Inherited {
+    /// The `len` bytes at `start` are a mapping of all that `fd` has, as long as this lives.
+    pub(crate) fn new(start: usize, len: usize, fd: Fd) -> Self {
+        table().mapped.push(Mapped { start, len, fd: fd.as_raw_fd() });
+        Self { start, _fd: fd }
+    }
+}
+
+impl Drop for Inherited {
+    fn drop(&mut self) {
+        table().mapped.retain(|mapped| mapped.start != self.start);
     }
 }
 
@@ -126,22 +166,41 @@ impl<T> Default for PerProcess<T> {
     }
 }
 
-/// Which descriptors are ours, by number.
-struct Table(Vec<bool>);
+/// What a child is to be rid of.
+struct Table {
+    /// Which descriptors are ours, by number.
+    ours: Vec<bool>,
+    mapped: Vec<Mapped>,
+}
+
+/// See [`Inherited`].
+struct Mapped {
+    start: usize,
+    len: usize,
+    fd: RawFd,
+}
 
 impl Table {
+    const EMPTY: Self = Self { ours: Vec::new(), mapped: Vec::new() };
+
+    fn enter(&mut self, fd: OwnedFd) -> Fd {
+        let raw = fd.as_raw_fd();
+        self.set(raw, true);
+        Fd { owned: Some(fd), raw, home: Home::here() }
+    }
+
     fn set(&mut self, fd: RawFd, ours: bool) {
         let Ok(place) = usize::try_from(fd) else { return };
-        if place >= self.0.len() {
-            self.0.resize(place + 1, false);
+        if place >= self.ours.len() {
+            self.ours.resize(place + 1, false);
         }
-        self.0[place] = ours;
+        self.ours[place] = ours;
     }
 }
 
 type TableGuard = sync::MutexGuard<'static, Table>;
 
-static TABLE: sync::Mutex<Table> = sync::Mutex::new(Table(Vec::new()));
+static TABLE: sync::Mutex<Table> = sync::Mutex::new(Table::EMPTY);
 
 fn table() -> TableGuard {
     TABLE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -164,6 +223,7 @@ fn watch_forks() {
 
 extern "C" fn before_fork() {
     let held = table();
+    MADE.fetch_add(1, Ordering::SeqCst);
     let _ = HELD.try_with(|place| place.replace(Some(held)));
 }
 
@@ -176,7 +236,12 @@ extern "C" fn after_in_child() {
     FORKS.fetch_add(1, Ordering::Relaxed);
     let held = HELD.try_with(RefCell::take).ok().flatten();
     let Some(mut table) = held else { return };
-    for (fd, ours) in table.0.iter_mut().enumerate() {
+    for &Mapped { start, len, fd } in &table.mapped {
+        sys::map_copy(start, len, fd);
+    }
+    // Their owners are the parent's, and forget them here.
+    let _ = std::mem::ManuallyDrop::new(std::mem::take(&mut table.mapped));
+    for (fd, ours) in table.ours.iter_mut().enumerate() {
         if std::mem::take(ours)
             && let Ok(fd) = RawFd::try_from(fd)
         {
@@ -191,13 +256,13 @@ mod tests {
 
     #[test]
     fn a_table_knows_what_was_entered_last() {
-        let mut table = Table(Vec::new());
+        let mut table = Table::EMPTY;
         table.set(5, true);
         table.set(2, true);
         table.set(5, false);
         table.set(-1, true);
 
-        assert_eq!(table.0, [false, false, true, false, false, false]);
+        assert_eq!(table.ours, [false, false, true, false, false, false]);
     }
 
     #[test]

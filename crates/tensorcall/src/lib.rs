@@ -59,6 +59,7 @@ mod native;
 mod plain;
 pub mod rendezvous;
 mod rref;
+mod shared;
 mod spin;
 pub mod store;
 mod sync;

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 pub use super::descriptor::Descriptor;
 use super::frame::Priority;
 use crate::autograd::AutogradCall;
+use crate::blocks::BlockMessage;
 use crate::ids::{MessageId, RRefId};
 use crate::rref::{NewRRef, RRefMessage};
 use crate::termination::TerminationMessage;
@@ -42,6 +43,8 @@ pub enum Message {
     },
     /// Part of counting who refers to a value (RREF-1).
     RRef(RRefMessage),
+    /// Part of sharing memory within a host; about the connection that it comes on.
+    Blocks(BlockMessage),
 }
 
 impl Message {
@@ -52,9 +55,11 @@ impl Message {
             Self::Call(_) | Self::Reply(_) => Priority::Normal,
             // The last message: it overtakes nothing.
             Self::Goodbye { .. } => Priority::Bulk,
-            Self::Cancel { .. } | Self::Progress { .. } | Self::Termination(_) | Self::RRef(_) => {
-                Priority::Control
-            }
+            Self::Cancel { .. }
+            | Self::Progress { .. }
+            | Self::Termination(_)
+            | Self::RRef(_)
+            | Self::Blocks(_) => Priority::Control,
         }
     }
 
@@ -67,7 +72,8 @@ impl Message {
             | Self::Progress { .. }
             | Self::Termination(_)
             | Self::Goodbye { .. }
-            | Self::RRef(_) => false,
+            | Self::RRef(_)
+            | Self::Blocks(_) => false,
         }
     }
 

@@ -23,6 +23,7 @@ pub mod store;
 pub mod tensor;
 pub mod value;
 
+pub use crate::blocks::BlockMessage;
 pub use crate::rref::{NewRRef, RRefDesc, RRefMessage};
 pub use descriptor::Descriptor;
 pub use error::WireError;

@@ -15,7 +15,7 @@ use crate::clock::now;
 use crate::error::{Error, Result};
 use crate::future::{Response, RpcFuture, promise};
 use crate::rref::RRef;
-use crate::transport::{Address, Events, Outbound, Transport};
+use crate::transport::{Address, Events, Link, Outbound, Transport};
 
 /// A call to be made.
 #[derive(Debug)]
@@ -163,13 +163,17 @@ impl Inner {
         mut state: crate::sync::MutexGuard<'_, peers::PeerState>,
         message: Outbound,
     ) -> bool {
-        let lane = self.lane(peer, &message);
+        let (lane, narrow) = self.lane(peer, &state.ways, &message);
         match &mut state.ways[lane as usize] {
             Way::Link { id, handle } => {
                 let handle = Arc::clone(handle);
                 self.forks_take(*id, &message.rrefs);
                 drop(state);
-                handle.send(message)
+                let is_out = handle.send(message);
+                if let Some(narrow) = narrow {
+                    narrow.make_room();
+                }
+                is_out
             }
             Way::Opening { id, backlog } => {
                 self.forks_take(*id, &message.rrefs);
@@ -183,8 +187,13 @@ impl Inner {
         }
     }
 
-    /// Which link a message takes.
-    fn lane(&self, peer: &Peer, message: &Outbound) -> Lane {
+    /// Which link a message takes; and the one that it would have taken with more shared memory.
+    fn lane(
+        &self,
+        peer: &Peer,
+        ways: &[Way; 2],
+        message: &Outbound,
+    ) -> (Lane, Option<Arc<dyn Link>>) {
         let PeerInfo { identity, addresses, .. } = &peer.info;
         let is_large = || message.message.priority(message.body.len()) == Priority::Bulk;
         let mut local = addresses.iter().filter(|address| matches!(address, Address::Unix { .. }));
@@ -192,10 +201,15 @@ impl Inner {
             *identity != self.me
                 && local.any(|address| self.transports().any(|by| by.reaches(identity, address)))
         };
-        if matches!(message.message, Message::Call(_)) && is_large() && is_local() {
-            Lane::Bulk
-        } else {
-            Lane::Talk
+        if !(matches!(message.message, Message::Call(_)) && is_large() && is_local()) {
+            return (Lane::Talk, None);
+        }
+        match &ways[Lane::Talk as usize] {
+            _ if self.config.max_shared_memory == 0 => (Lane::Bulk, None),
+            Way::Link { handle, .. } if handle.has_room_for(&message.body) => (Lane::Talk, None),
+            Way::Link { handle, .. } => (Lane::Bulk, Some(Arc::clone(handle))),
+            // Memory is shared over this one.
+            Way::None | Way::Opening { .. } => (Lane::Talk, None),
         }
     }
 

@@ -105,7 +105,7 @@ impl Inner {
             Message::Termination(message) => self.group_message(&peer.info.identity, message),
             Message::RRef(message) => self.rref_message(peer.life(), message, None),
             Message::Goodbye { .. } => self.peer_left(peer, true),
-            Message::Call(_) | Message::Cancel { .. } => {
+            Message::Call(_) | Message::Cancel { .. } | Message::Blocks(_) => {
                 tracing::warn!(peer = %peer.info.identity, kind = "request", "request on a link of ours ignored");
             }
         }
@@ -127,7 +127,7 @@ impl Inner {
                     self.peer_left(&peer, false);
                 }
             }
-            Message::Reply(_) | Message::Progress { .. } => {
+            Message::Reply(_) | Message::Progress { .. } | Message::Blocks(_) => {
                 tracing::warn!(%peer, kind = "answer", "answer on a link of a peer ignored");
             }
         }

@@ -35,6 +35,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
+use tensorcall_proto::blocks::Terms;
 use tensorcall_proto::ids::{Identity, Incarnation, Life, MessageId, Rank, WorkerName};
 use tensorcall_proto::in_flight::Window;
 use tensorcall_proto::serving::Serving;
@@ -308,7 +309,11 @@ impl Agent {
         let window = inner.config.group_threads.get();
         let reactor = {
             let (credentials, buffers) = (credentials.clone(), Arc::clone(&buffers));
-            Reactor::start(events.clone(), alarm, credentials, listeners, limits, buffers)?
+            let terms = Terms {
+                max_bytes: inner.config.max_shared_memory as u64,
+                idle: inner.config.shared_memory_idle,
+            };
+            Reactor::start(events.clone(), alarm, credentials, listeners, limits, terms, buffers)?
         };
         let group =
             group.map(|group| GroupTransport::start(group, events, credentials, window, limits, buffers));

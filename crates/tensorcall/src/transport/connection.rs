@@ -3,6 +3,7 @@
 //! What it does not take stays in the outbox, and the reactor goes on when there is room. Reading is
 //! the reactor's alone (`reactor/`).
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -12,14 +13,20 @@ use std::time::{Duration, Instant};
 use crate::fork::Fd;
 use crate::sync::Mutex;
 use rustix::event::epoll::EventFlags;
+use tensorcall_proto::blocks::{BlockMessage, Terms};
 use tensorcall_proto::connection::Outbox;
 use tensorcall_proto::ids::MessageId;
+use tensorcall_proto::wire::Descriptor;
 use tensorcall_proto::wire::frame::FrameHeader;
+use tensorcall_proto::wire::message::Message;
 
 use super::reactor::{Command, Shared};
+use super::sharing::{Said, Sharing};
 use super::sys::{BodySegment, send_pieces};
 use super::{Link, LinkId, Outbound};
+use crate::body::Body;
 use crate::buffer::Region;
+use crate::clock::now;
 
 /// Payloads up to this size are copied behind the descriptor instead of being a piece of their own: a
 /// copy of this size costs about as much as one more entry of a gather-write.
@@ -31,6 +38,7 @@ pub(crate) struct Connection {
     pub(crate) link: LinkId,
     shared: Arc<Shared>,
     out: Mutex<Out>,
+    pub(crate) sharing: Arc<Sharing>,
     /// When the peer was last heard, in microseconds of the reactor's clock.
     heard: AtomicU64,
     /// When it was asked for a sign of life and had not been heard since.
@@ -41,6 +49,8 @@ pub(crate) struct Connection {
 #[derive(Debug)]
 struct Out {
     outbox: Outbox<BodySegment>,
+    /// Descriptors that go with what is written next.
+    passing: VecDeque<Fd>,
     /// Set while messages may be written: after the handshake, until the end.
     socket: Option<Arc<Fd>>,
     /// The socket takes no more now; the reactor waits for room.
@@ -49,11 +59,24 @@ struct Out {
     ended: bool,
 }
 
+impl Out {
+    fn push_blocks(&mut self, message: BlockMessage) {
+        self.outbox.push(&Descriptor::plain(Message::Blocks(message)), &[], Vec::new(), None);
+    }
+}
+
 impl Connection {
     pub(crate) fn new(link: LinkId, shared: Arc<Shared>) -> Arc<Self> {
-        let out = Out { outbox: Outbox::new(), socket: None, blocked: false, ended: false };
+        let out = Out {
+            outbox: Outbox::new(),
+            passing: VecDeque::new(),
+            socket: None,
+            blocked: false,
+            ended: false,
+        };
         Arc::new(Self {
             link,
+            sharing: Sharing::new(&shared),
             shared,
             out: Mutex::new(out),
             heard: AtomicU64::new(0),
@@ -62,9 +85,13 @@ impl Connection {
     }
 
     /// The handshake is done: messages may be written to `socket`. Called by the reactor, which has it
-    /// registered. Returns the messages that are out now.
-    pub(crate) fn open(&self, socket: Arc<Fd>) -> io::Result<Vec<MessageId>> {
-        self.heard_now(crate::clock::now());
+    /// registered. `terms` are those of shared memory, if descriptors can be passed over this socket. Returns
+    /// the messages that are out now.
+    pub(crate) fn open(&self, socket: Arc<Fd>, terms: Option<Terms>) -> io::Result<Vec<MessageId>> {
+        self.heard_now(now());
+        if let Some(terms) = terms {
+            self.sharing.start(terms);
+        }
         let mut out = self.out.lock();
         out.socket = Some(socket);
         self.flush(&mut out)
@@ -81,9 +108,11 @@ impl Connection {
         out.ended = true;
         out.socket = None;
         let outbox = std::mem::take(&mut out.outbox);
+        let passing = std::mem::take(&mut out.passing);
         drop(out);
         // Regions may belong to Python: their owners' drop must not run under our lock.
-        drop(outbox);
+        drop((outbox, passing));
+        self.sharing.end();
     }
 
     /// Whether nothing waits to be written.
@@ -109,14 +138,44 @@ impl Connection {
         if out.blocked { Ok(()) } else { self.flush(&mut out).map(|_| ()) }
     }
 
+    /// Tells the peer about shared memory.
+    pub(crate) fn say(&self, said: Vec<Said>) -> io::Result<()> {
+        if said.is_empty() {
+            return Ok(());
+        }
+        let mut out = self.out.lock();
+        if out.ended || out.socket.is_none() {
+            return Ok(());
+        }
+        for (message, fd) in said {
+            // It goes with the next bytes that are written, which are the message's or come before it.
+            out.passing.extend(fd);
+            out.push_blocks(message);
+        }
+        if out.blocked { Ok(()) } else { self.flush(&mut out).map(|_| ()) }
+    }
+
+    /// Tells the peer which of its blocks are free.
+    pub(crate) fn say_returns(&self) -> io::Result<()> {
+        self.say(self.sharing.returns().into_iter().map(|message| (message, None)).collect())
+    }
+
     /// Writes until all is out or the socket takes no more; keeps the reactor's interest in step.
     fn flush(&self, out: &mut Out) -> io::Result<Vec<MessageId>> {
         let mut sent = Vec::new();
         let Some(socket) = out.socket.clone() else { return Ok(sent) };
         let mut full = false;
         while !full && !out.outbox.is_empty() {
-            match send_pieces(socket.as_fd(), out.outbox.pieces()) {
-                Ok(count) => out.outbox.advance(count, |id| sent.push(id)),
+            let passed = out.passing.front().map(AsFd::as_fd);
+            let passes = passed.is_some();
+            match send_pieces(socket.as_fd(), out.outbox.pieces(), passed) {
+                Ok(count) => {
+                    out.outbox.advance(count, |id| sent.push(id));
+                    // Of what it takes in part, the descriptor goes first.
+                    if passes {
+                        out.passing.pop_front();
+                    }
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => full = true,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
@@ -130,6 +189,13 @@ impl Connection {
         Ok(sent)
     }
 
+    /// Makes the segments that were missed.
+    fn make_segments(&self) {
+        if let Err(error) = self.say(self.sharing.make()) {
+            self.fail(&error.to_string());
+        }
+    }
+
     fn fail(&self, reason: &str) {
         self.shared.command(Command::Fail(self.link, reason.to_owned()));
     }
@@ -138,7 +204,9 @@ impl Connection {
 impl Link for Connection {
     fn send(&self, message: Outbound) -> bool {
         let id = message.id;
-        let (descriptor, payload, buffers) = message.describe_pieces();
+        // The bytes are copied here and now: nobody waits for this thread.
+        let (places, missing) = self.sharing.place(&message.body.buffers, now());
+        let (descriptor, payload, buffers) = message.describe_placed(&places);
         let inline = payload.len() <= INLINE_PAYLOAD;
         let (inline, apart) =
             if inline { (payload, None) } else { (Vec::new(), Some(Region::from_vec(payload))) };
@@ -147,19 +215,36 @@ impl Link for Connection {
         if out.ended {
             return false;
         }
+        // Before the message: who gets an answer may send again at once, and then has the block for it.
+        for message in self.sharing.returns() {
+            out.push_blocks(message);
+        }
         out.outbox.push(&descriptor, &inline, body, id);
         if out.blocked {
             return false;
         }
-        match self.flush(&mut out) {
+        let sent = match self.flush(&mut out) {
             Ok(sent) => id.is_none_or(|id| sent.contains(&id)),
             Err(error) => {
                 out.socket = None;
                 drop(out);
                 self.fail(&error.to_string());
-                false
+                return false;
             }
+        };
+        drop(out);
+        if missing {
+            self.make_segments();
         }
+        sent
+    }
+
+    fn has_room_for(&self, body: &Body) -> bool {
+        self.sharing.has_room_for(&body.buffers, now())
+    }
+
+    fn make_room(&self) {
+        self.make_segments();
     }
 
     fn keep_alive(&self, now: Instant, limit: Duration) {

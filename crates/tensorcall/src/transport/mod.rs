@@ -15,6 +15,7 @@ pub(crate) mod host;
 pub mod memory;
 pub(crate) mod proving;
 pub(crate) mod reactor;
+pub(crate) mod sharing;
 pub(crate) mod socket;
 pub(crate) mod sys;
 
@@ -28,7 +29,7 @@ use tensorcall_proto::ids::{Identity, MessageId};
 use tensorcall_proto::rref::RRefDesc;
 use tensorcall_proto::wire::Descriptor;
 use tensorcall_proto::wire::message::Message;
-use tensorcall_proto::wire::tensor::BufferDesc;
+use tensorcall_proto::wire::tensor::{BufferDesc, Place};
 
 use crate::body::{Body, Received};
 
@@ -63,18 +64,29 @@ impl Outbound {
 
     /// As [`describe`](Self::describe); what is inserted into the payload, and what follows it, stands before the
     /// buffers.
-    pub(crate) fn describe_pieces(mut self) -> (Descriptor, Vec<u8>, Vec<crate::buffer::Region>) {
+    pub(crate) fn describe_pieces(self) -> (Descriptor, Vec<u8>, Vec<crate::buffer::Region>) {
+        self.describe_placed(&[])
+    }
+
+    /// As [`describe_pieces`](Self::describe_pieces), for buffers whose bytes are in shared memory by now, where
+    /// `places` says so: those are no pieces.
+    pub(crate) fn describe_placed(
+        mut self,
+        places: &[Place],
+    ) -> (Descriptor, Vec<u8>, Vec<crate::buffer::Region>) {
         let payload_len = self.body.payload_len();
         let (payload, mut pieces) = self.body.take_pieces();
         let Body { tensors, buffers, .. } = self.body;
-        let descriptor = Descriptor {
-            message: self.message,
-            payload_len,
-            buffers: buffers.iter().map(|region| BufferDesc::body(region.len() as u64)).collect(),
-            tensors,
-            rrefs: self.rrefs,
-        };
-        pieces.extend(buffers);
+        let places = places.iter().copied().chain(std::iter::repeat(Place::Body));
+        let mut descs = Vec::with_capacity(buffers.len());
+        for (region, place) in buffers.into_iter().zip(places) {
+            descs.push(BufferDesc { len: region.len() as u64, place });
+            if place == Place::Body {
+                pieces.push(region);
+            }
+        }
+        let descriptor =
+            Descriptor { message: self.message, payload_len, buffers: descs, tensors, rrefs: self.rrefs };
         (descriptor, payload, pieces)
     }
 }
@@ -96,6 +108,17 @@ pub trait Link: Send + Sync + fmt::Debug {
     /// left this process; if not, [`Events::sent`] will. On a link that is closed the message is
     /// dropped: [`Events::closed`] has said so or is about to.
     fn send(&self, message: Outbound) -> bool;
+
+    /// Whether this link has shared memory for the large buffers of `body` now, so that little of it would have to be
+    /// sent.
+    fn has_room_for(&self, body: &Body) -> bool {
+        let _ = body;
+        false
+    }
+
+    /// Shares more memory with the peer, if too little was there lately. That may take as long as a copy of it: call
+    /// it without a lock, and not on a thread that others wait for.
+    fn make_room(&self) {}
 
     /// Asks the peer for a sign of life if it has been quiet since the last call, and closes the link
     /// if it has been quiet for longer than `limit` in spite of that.

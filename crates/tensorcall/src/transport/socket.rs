@@ -59,6 +59,11 @@ pub(crate) fn listen_unix(name: &str) -> Result<ListenSocket> {
     Ok(ListenSocket { fd, address: Address::Unix { host: host_id(), name: name.to_owned() } })
 }
 
+/// Whether descriptors can be passed over this socket: its other end is on this host.
+pub(crate) fn passes_descriptors(fd: &Fd) -> bool {
+    sockopt::socket_domain(fd).is_ok_and(|family| family == AddressFamily::UNIX)
+}
+
 /// Starts to connect without blocking. The socket becomes writable when it is decided.
 pub(crate) fn start_connect(address: &Address) -> io::Result<Fd> {
     let (fd, result) = match address {

@@ -2,11 +2,13 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tensorcall_proto::blocks::Terms;
 use tensorcall_proto::connection::Inbox;
 use tensorcall_proto::ids::Identity;
 use tensorcall_proto::wire::limits::Limits;
@@ -19,6 +21,7 @@ use crate::clock::now;
 use crate::fork::Fd;
 use crate::spin::Spin;
 use crate::transport::connection::Connection;
+use crate::transport::sharing::LOOK_EVERY;
 use crate::transport::proving::{Credentials, Handshake};
 use crate::transport::socket::{self, ListenSocket};
 use crate::transport::{Address, Closed, Events, LinkId};
@@ -33,6 +36,8 @@ pub(super) struct Driver {
     pub(super) credentials: Credentials,
     pub(super) listeners: Vec<ListenSocket>,
     pub(super) limits: Limits,
+    /// How much memory is shared with each peer on this host; none if it is zero.
+    pub(super) terms: Terms,
     pub(super) pool: Arc<BufferPool>,
     pub(super) sockets: HashMap<LinkId, Socket>,
     /// How many accepted connections have not proved themselves.
@@ -56,6 +61,10 @@ pub(super) struct Socket {
     /// When to give up on the present stage, or on flushing while closing.
     pub(super) deadline: Option<Instant>,
     pub(super) closing: bool,
+    /// Whether memory may be shared over it.
+    pub(super) shares: bool,
+    /// When its shared memory is looked after.
+    pub(super) look_at: Option<Instant>,
 }
 
 pub(super) enum Stage {
@@ -163,7 +172,7 @@ impl Driver {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        let deadlines = self.sockets.values().filter_map(|socket| socket.deadline);
+        let deadlines = self.sockets.values().flat_map(|socket| [socket.deadline, socket.look_at]).flatten();
         deadlines.chain(self.stop).chain(self.deaf_until).min()
     }
 
@@ -207,6 +216,7 @@ impl Driver {
             self.deaf_until = None;
             self.listen(EventFlags::IN);
         }
+        self.look_after_shared(now, events);
         let late: Vec<_> = self
             .sockets
             .iter()
@@ -223,11 +233,43 @@ impl Driver {
         }
     }
 
+    /// Takes back what is idle, and gives back what waits for that, where it is time.
+    fn look_after_shared(&mut self, now: Instant, events: &dyn Events) {
+        let mut failed = Vec::new();
+        for (&link, socket) in &mut self.sockets {
+            if socket.look_at.is_some_and(|at| at <= now) {
+                if let Err(error) = socket.connection.say(socket.connection.sharing.look(now)) {
+                    failed.push((link, End::from(error)));
+                }
+                socket.look_at = socket.connection.sharing.is_used().then(|| now + LOOK_EVERY);
+            }
+        }
+        for (link, end) in failed {
+            self.end(link, &end, events);
+        }
+    }
+
+    /// Tells all peers which blocks are free.
+    fn give_back(&mut self, events: &dyn Events) {
+        let mut failed = Vec::new();
+        for (&link, socket) in self.sockets.iter().filter(|(_, socket)| socket.shares) {
+            if let Err(error) = socket.connection.say_returns() {
+                failed.push((link, End::from(error)));
+            }
+        }
+        for (link, end) in failed {
+            self.end(link, &end, events);
+        }
+    }
+
     fn handle(&mut self, event: epoll::Event, events: &dyn Events) {
         let token = event.data.u64();
         if token == WAKE {
             let mut count = [0; 8];
             let _ = rustix::io::read(&self.shared.wake, &mut count);
+            if self.shared.returns.swap(false, Ordering::AcqRel) {
+                self.give_back(events);
+            }
         } else if let Some(index) = listener_index(token) {
             self.accept(index, events);
         } else {
@@ -250,7 +292,7 @@ impl Driver {
         let link = connection.link;
         epoll::add(&self.shared.epoll, &fd, EventData::new_u64(link_token(link)), interest)?;
         let deadline = Some(now() + GREETING_LIMIT);
-        let socket = Socket { connection, fd: Arc::new(fd), stage, peer, deadline, closing: false };
+        let socket = Socket { connection, fd: Arc::new(fd), stage, peer, deadline, closing: false, shares: false, look_at: None };
         self.sockets.insert(link, socket);
         Ok(())
     }

@@ -13,6 +13,7 @@ use std::time::Duration;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use tensorcall_proto::connection::Inbox;
 use tensorcall_proto::ids::Identity;
+use tensorcall_proto::wire::limits::Limits;
 
 use super::driver::{Attempt, Driver, End, Socket, Stage};
 use super::listener_token;
@@ -147,7 +148,10 @@ impl Driver {
         events: &dyn Events,
     ) -> Result<(), End> {
         let Some(socket) = self.sockets.get_mut(&link) else { return Ok(()) };
-        let inbox = Inbox::new(self.limits, Allocator(Arc::clone(&self.pool)));
+        socket.shares = self.terms.max_bytes > 0 && socket::passes_descriptors(&socket.fd);
+        let limits = Limits { blocks: socket.shares, ..self.limits };
+        let sharing = Arc::clone(&socket.connection.sharing);
+        let inbox = Inbox::new(limits, Allocator { pool: Arc::clone(&self.pool), sharing });
         let before = std::mem::replace(&mut socket.stage, Stage::Open(inbox));
         let accepted = matches!(before, Stage::Greeting { attempt: None, .. });
         socket.deadline = None;
@@ -159,7 +163,8 @@ impl Driver {
         } else {
             events.opened(link);
         }
-        for id in socket.connection.open(Arc::clone(&socket.fd))? {
+        let terms = socket.shares.then_some(self.terms);
+        for id in socket.connection.open(Arc::clone(&socket.fd), terms)? {
             events.sent(link, id);
         }
         let Stage::Open(inbox) = &mut socket.stage else { return Ok(()) };

@@ -13,6 +13,7 @@ mod reading;
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -21,6 +22,7 @@ use crate::fork::Fd;
 use crate::sync::Mutex;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
+use tensorcall_proto::blocks::Terms;
 use tensorcall_proto::ids::Identity;
 use tensorcall_proto::wire::limits::Limits;
 
@@ -45,6 +47,8 @@ pub(crate) struct Shared {
     epoll: Fd,
     wake: Fd,
     commands: Mutex<Vec<Command>>,
+    /// Some connection has blocks to give back.
+    returns: AtomicBool,
     alarm: Arc<Alarm>,
     base: Instant,
 }
@@ -72,6 +76,13 @@ impl Shared {
         Ok(epoll::modify(&self.epoll, socket, EventData::new_u64(link_token(link)), interest)?)
     }
 
+    /// Some connection has blocks to give back. Takes no lock: it may be said anywhere.
+    pub(crate) fn tell_returns(&self) {
+        if !self.returns.swap(true, Ordering::AcqRel) {
+            self.wake();
+        }
+    }
+
     fn wake(&self) {
         // A full counter means that the reactor is being woken already.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
@@ -95,6 +106,7 @@ impl Reactor {
         credentials: Credentials,
         listeners: Vec<ListenSocket>,
         limits: Limits,
+        terms: Terms,
         pool: Arc<BufferPool>,
     ) -> Result<Self> {
         let what = |error: rustix::io::Errno| Error::io("cannot start the reactor", error);
@@ -102,6 +114,7 @@ impl Reactor {
             epoll: Fd::open(|| epoll::create(epoll::CreateFlags::CLOEXEC)).map_err(what)?,
             wake: Fd::open(|| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)).map_err(what)?,
             commands: Mutex::default(),
+            returns: AtomicBool::new(false),
             alarm,
             base: now(),
         });
@@ -117,6 +130,7 @@ impl Reactor {
             credentials,
             listeners,
             limits,
+            terms,
             pool,
             sockets: HashMap::new(),
             greeting: 0,

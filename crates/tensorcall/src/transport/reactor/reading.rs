@@ -1,10 +1,12 @@
 //! From the bytes of a connection to messages.
 
 use std::io::IoSliceMut;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use tensorcall_proto::connection::{Allocate, Arrival, ConnectionError, Inbox};
+use tensorcall_proto::connection::{Allocate, Arrival, Inbox};
 use tensorcall_proto::wire::Descriptor;
+use tensorcall_proto::wire::message::Message;
 
 use super::driver::{Driver, End, Stage};
 use crate::body::Received;
@@ -12,7 +14,8 @@ use crate::buffer::{Buffer, BufferPool};
 use crate::clock::now;
 use crate::fork::Fd;
 use crate::transport::connection::Connection;
-use crate::transport::{Events, Inbound, LinkId};
+use crate::transport::sharing::{LOOK_EVERY, Sharing};
+use crate::transport::{Events, Inbound, LinkId, sys};
 
 /// Bytes read at a time, unless they go straight into a message's memory.
 pub(super) const SCRATCH: usize = 128 << 10;
@@ -21,7 +24,10 @@ const TURN: usize = 8 << 20;
 /// Bodies with at least this much to come are read straight into place.
 const DIRECT: usize = 16 << 10;
 
-pub(super) struct Allocator(pub(super) Arc<BufferPool>);
+pub(super) struct Allocator {
+    pub(super) pool: Arc<BufferPool>,
+    pub(super) sharing: Arc<Sharing>,
+}
 
 impl std::fmt::Debug for Allocator {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -33,7 +39,11 @@ impl Allocate for Allocator {
     type Memory = Buffer;
 
     fn allocate(&mut self, len: u64) -> Option<Buffer> {
-        self.0.take(usize::try_from(len).ok()?).ok()
+        self.pool.take(usize::try_from(len).ok()?).ok()
+    }
+
+    fn borrow(&mut self, segment: u64, offset: u64, len: u64) -> Option<Buffer> {
+        self.sharing.borrow(segment, offset, len)
     }
 }
 
@@ -43,11 +53,13 @@ impl Driver {
         let Some(socket) = self.sockets.get_mut(&link) else { return Ok(()) };
         let Stage::Open(inbox) = &mut socket.stage else { return Ok(()) };
         let mut turn = TURN;
-        socket.connection.heard_now(now());
+        let now = now();
+        socket.connection.heard_now(now);
+        let sharing = socket.shares.then_some(&*socket.connection.sharing);
         while turn > 0 {
-            let (count, asked) = match read_into(&socket.fd, inbox, &mut self.scratch) {
+            let (count, asked) = match read_into(&socket.fd, inbox, &mut self.scratch, sharing) {
                 Ok(Ok(read)) => read,
-                Ok(Err(error)) => return Err(End::Refused(error.to_string())),
+                Ok(Err(reason)) => return Err(End::Refused(reason)),
                 Err(rustix::io::Errno::AGAIN) => break,
                 Err(rustix::io::Errno::INTR) => continue,
                 Err(error) => return Err(error.into()),
@@ -59,6 +71,12 @@ impl Driver {
             turn = turn.saturating_sub(count);
             if count < asked {
                 break;
+            }
+        }
+        if let Some(sharing) = sharing {
+            socket.connection.say_returns()?;
+            if socket.look_at.is_none() && sharing.is_used() {
+                socket.look_at = Some(now + LOOK_EVERY);
             }
         }
         Ok(())
@@ -85,6 +103,11 @@ pub(super) fn dispatch(
                     autograd: None,
                 };
                 let Descriptor { message, rrefs, .. } = arrived.descriptor;
+                if let Message::Blocks(message) = message {
+                    let said = connection.sharing.handle(message, now()).map_err(End::Refused)?;
+                    connection.say(said)?;
+                    continue;
+                }
                 events.received(link, Inbound { message, body, rrefs });
             }
             Arrival::Ping(mark) => connection.pong(mark)?,
@@ -94,7 +117,7 @@ pub(super) fn dispatch(
     Ok(messages)
 }
 
-type ReadResult = Result<(usize, usize), ConnectionError>;
+type ReadResult = Result<(usize, usize), String>;
 
 /// Reads once, straight into a message's memory where much of it is to come. Returns how much came and
 /// how much could have come.
@@ -102,15 +125,28 @@ fn read_into(
     fd: &Fd,
     inbox: &mut Inbox<Allocator>,
     scratch: &mut [u8],
+    sharing: Option<&Sharing>,
 ) -> Result<ReadResult, rustix::io::Errno> {
     let room = scratch.len();
-    let Some(target) = inbox.target().filter(|target| target.len() >= DIRECT) else {
-        let count = rustix::io::read(fd, &mut *scratch)?;
-        return Ok(inbox.feed(&scratch[..count]).map(|()| (count, room)));
+    let (mut direct, mut targets) = (0, [IoSliceMut::new(&mut []), IoSliceMut::new(scratch)]);
+    if let Some(target) = inbox.target().filter(|target| target.len() >= DIRECT) {
+        direct = target.len();
+        targets[0] = IoSliceMut::new(target);
+    }
+    let targets = if direct > 0 { &mut targets[..] } else { &mut targets[1..] };
+    let count = match sharing {
+        None => rustix::io::readv(fd, targets)?,
+        Some(sharing) => {
+            let (count, passed) = Fd::receive(|| sys::receive(fd.as_fd(), targets))?;
+            if !passed.is_empty()
+                && let Err(reason) = sharing.passed(passed)
+            {
+                return Ok(Err(reason));
+            }
+            count
+        }
     };
-    let direct = target.len();
-    let count = rustix::io::readv(fd, &mut [IoSliceMut::new(target), IoSliceMut::new(scratch)])?;
-    let result =
-        inbox.filled(count.min(direct)).and_then(|()| inbox.feed(&scratch[..count.saturating_sub(direct)]));
-    Ok(result.map(|()| (count, direct + room)))
+    let filled = if direct > 0 { inbox.filled(count.min(direct)) } else { Ok(()) };
+    let result = filled.and_then(|()| inbox.feed(&scratch[..count.saturating_sub(direct)]));
+    Ok(result.map(|()| (count, direct + room)).map_err(|error| error.to_string()))
 }

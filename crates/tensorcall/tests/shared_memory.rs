@@ -1,0 +1,255 @@
+//! Large buffers between agents of one host: copied once, into memory that both have mapped.
+//!
+//! Alone in its file, and one test at a time: what the process has mapped is looked at.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod common;
+
+use std::io::Write;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use common::raw::{self, Wire};
+use common::{
+    Functions, Kind, SOON, answer, call, deadline, eventually, finish, group, info, leave_together, mirror,
+    now, pattern, rank, request, thread,
+};
+use tensorcall::engine::body::{Body, Received};
+use tensorcall::engine::buffer::{Buffer, Region};
+use tensorcall::engine::proto::blocks::BlockMessage;
+use tensorcall::engine::proto::ids::MessageId;
+use tensorcall::engine::proto::wire::message::{Encoding, Message};
+use tensorcall::engine::proto::wire::{BufferDesc, Call, DType, Descriptor, FunctionRef, Place, TensorDesc};
+use tensorcall::engine::{Agent, AgentConfig, Request};
+
+const MIB: usize = 1 << 20;
+
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Address ranges of shared segments in this process.
+fn segments() -> Vec<std::ops::Range<usize>> {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let ours = maps.lines().filter(|line| line.contains("memfd:tensorcall"));
+    let range = |line: &str| {
+        let (from, to) = line.split_once(' ').unwrap().0.split_once('-').unwrap();
+        usize::from_str_radix(from, 16).unwrap()..usize::from_str_radix(to, 16).unwrap()
+    };
+    ours.map(range).collect()
+}
+
+fn shared_bytes() -> usize {
+    segments().iter().map(ExactSizeIterator::len).sum()
+}
+
+fn is_shared(buffer: &Buffer) -> bool {
+    let start = buffer.as_ptr().addr();
+    segments().iter().any(|range| range.contains(&start))
+}
+
+fn with_buffers(function: &str, buffers: Vec<Vec<u8>>) -> Request {
+    let mut request = request(function, b"payload", Some(SOON));
+    let lens = buffers.iter().map(|bytes| bytes.len() as u64).enumerate();
+    let tensor = |(at, len): (usize, u64)| {
+        TensorDesc::contiguous(DType::Uint8, vec![len], u32::try_from(at).unwrap())
+    };
+    request.body.tensors = lens.map(tensor).collect();
+    request.body.buffers = buffers.into_iter().map(Region::from_vec).collect();
+    request
+}
+
+/// What comes back for `buffers` from the other of two agents.
+fn echo(agent: &Agent, buffers: Vec<Vec<u8>>) -> Received {
+    let future = agent.call(rank(1), with_buffers("mirror", buffers)).unwrap();
+    assert!(future.wait_until(Some(deadline(SOON))), "no answer in time");
+    future.take().unwrap().unwrap().body
+}
+
+/// Two agents, the second of which mirrors, and keeps what it is told to.
+fn pair(kept: &Arc<Mutex<Vec<Buffer>>>, adjust: impl Fn(&mut AgentConfig)) -> Vec<Agent> {
+    group(Kind::Unix, 2, adjust, || {
+        let kept = Arc::clone(kept);
+        Functions::default().with("mirror", mirror).with("keep", move |call, responder| {
+            kept.lock().unwrap().extend(call.body.buffers);
+            responder.returned(Encoding::Bytes, Body::of(Vec::new()));
+        })
+    })
+}
+
+/// Sends and gets `len` bytes until both ways go through shared memory.
+fn warm(agent: &Agent, len: usize) {
+    eventually("memory is shared", || is_shared(&echo(agent, vec![pattern(len, 1)]).buffers[0]));
+}
+
+#[test]
+fn large_buffers_lie_in_shared_memory_and_small_ones_travel() {
+    let _alone = alone();
+    let agents = pair(&Arc::default(), |_| {});
+    warm(&agents[0], 3 * MIB);
+
+    for seed in 0..20 {
+        let sent = vec![pattern(3 * MIB, seed), pattern(100, seed), pattern(0, seed), pattern(MIB, !seed)];
+        let back = echo(&agents[0], sent.clone());
+
+        let arrived: Vec<_> = back.buffers.iter().map(|buffer| buffer.as_ref().to_vec()).collect();
+        assert!(arrived == sent, "what comes back is what was sent");
+        assert!(is_shared(&back.buffers[0]));
+        assert!(!is_shared(&back.buffers[1]));
+    }
+    leave_together(agents);
+    eventually("nothing is left mapped", || shared_bytes() == 0);
+}
+
+#[test]
+fn a_received_buffer_is_the_receivers_own() {
+    let _alone = alone();
+    let agents = pair(&Arc::default(), |_| {});
+    warm(&agents[0], MIB);
+
+    let mut first = echo(&agents[0], vec![pattern(MIB, 1)]).buffers.remove(0);
+    assert!(is_shared(&first));
+    first.as_mut().fill(7);
+    for seed in 0..50 {
+        assert_eq!(echo(&agents[0], vec![pattern(MIB, seed)]).buffers[0].as_ref(), pattern(MIB, seed));
+    }
+
+    assert!(first.as_ref().iter().all(|&byte| byte == 7));
+    leave_together(agents);
+    assert!(first.as_ref().iter().all(|&byte| byte == 7), "it outlives both agents");
+    assert!(is_shared(&first));
+    finish(&thread(move || drop(first)));
+    eventually("nothing is left mapped", || shared_bytes() == 0);
+}
+
+#[test]
+fn who_keeps_everything_neither_stalls_nor_grows_the_sender() {
+    let _alone = alone();
+    let kept = Arc::default();
+    let cap = 32 * MIB;
+    let agents = pair(&kept, |config| config.max_shared_memory = cap);
+    warm(&agents[0], 4 * MIB);
+
+    for seed in 0..40 {
+        let request = with_buffers("keep", vec![pattern(4 * MIB, seed)]);
+        answer(&agents[0].call(rank(1), request).unwrap()).unwrap();
+        // Of each direction, here and there.
+        assert!(shared_bytes() <= 4 * cap, "{}", shared_bytes());
+    }
+
+    let kept = std::mem::take(&mut *kept.lock().unwrap());
+    assert_eq!(kept.len(), 40);
+    for (buffer, seed) in kept.iter().zip(0..) {
+        assert!(buffer.as_ref() == pattern(4 * MIB, seed), "buffer {seed}");
+    }
+    let shared = kept.iter().filter(|buffer| is_shared(buffer)).count();
+    assert!((1..=cap / (4 * MIB)).contains(&shared), "{shared} of 40 lie in shared memory");
+    drop(kept);
+    warm(&agents[0], 4 * MIB);
+    leave_together(agents);
+}
+
+#[test]
+fn what_is_not_used_is_given_up() {
+    let _alone = alone();
+    let agents = pair(&Arc::default(), |config| config.shared_memory_idle = Duration::from_millis(50));
+    warm(&agents[0], MIB);
+    assert!(shared_bytes() > 0);
+
+    eventually("idle memory is given up", || shared_bytes() == 0);
+    warm(&agents[0], MIB);
+    leave_together(agents);
+}
+
+#[test]
+fn without_shared_memory_everything_travels() {
+    let _alone = alone();
+    for (mine, theirs) in [(0, 0), (64 * MIB, 0), (0, 64 * MIB)] {
+        let agents = pair(&Arc::default(), |config| {
+            config.max_shared_memory = if config.rank == rank(0) { mine } else { theirs };
+        });
+
+        for seed in 0..10 {
+            assert_eq!(echo(&agents[0], vec![pattern(MIB, seed)]).buffers[0].as_ref(), pattern(MIB, seed));
+        }
+
+        assert!(mine.max(theirs) > 0 || shared_bytes() == 0);
+        leave_together(agents);
+    }
+}
+
+#[test]
+fn many_sizes_from_many_threads_arrive_as_they_were_sent() {
+    let _alone = alone();
+    let agents = pair(&Arc::default(), |config| config.max_shared_memory = 16 * MIB);
+    let rounds = |seed: u8| {
+        let agent = agents[0].clone();
+        thread(move || {
+            for round in 0..60usize {
+                let len = [70_000, 300_000, MIB, 5 * MIB][(round + usize::from(seed)) % 4] + round;
+                let sent = pattern(len, seed ^ round.to_le_bytes()[0]);
+                let back = echo(&agent, vec![sent.clone()]);
+                assert!(back.buffers[0].as_ref() == sent, "{len} bytes");
+            }
+        })
+    };
+
+    let threads: Vec<_> = (0..4).map(rounds).collect();
+
+    threads.iter().for_each(finish);
+    leave_together(agents);
+}
+
+/// A worker that speaks for itself, connected to an agent over its Unix socket.
+fn intruder(agents: &[Agent]) -> Wire {
+    let me = agents[1].identity().clone();
+    let address = info(&agents[0]).addresses.into_iter().find(|address| Kind::Unix.names(address));
+    let mut wire = Wire::dial(&address.unwrap());
+    wire.introduce(me, raw::SECRET, raw::JOB).unwrap();
+    wire
+}
+
+fn borrowing_call(segment: u64, offset: u64) -> Descriptor {
+    let message = Message::Call(Call {
+        id: MessageId::new(1 << 40),
+        function: FunctionRef::Name("mirror".into()),
+        encoding: Encoding::Bytes,
+        timeout_us: None,
+        nested: false,
+        plain: false,
+        autograd: None,
+        creates: None,
+    });
+    let buffers = vec![BufferDesc { len: 1 << 16, place: Place::Block { segment, offset } }];
+    Descriptor { buffers, ..Descriptor::plain(message) }
+}
+
+#[test]
+fn who_says_what_is_impossible_of_shared_memory_is_cut_off_and_harms_nobody() {
+    let _alone = alone();
+    let agents = pair(&Arc::default(), |_| {});
+    warm(&agents[0], MIB);
+    let say = |message| Descriptor::plain(Message::Blocks(message));
+    let hostile = [
+        say(BlockMessage::Offer { segment: 1, block_len: 1 << 16, blocks: 1 }),
+        say(BlockMessage::Offer { segment: 1, block_len: u64::MAX, blocks: u32::MAX }),
+        say(BlockMessage::Answer { segment: 1, accepted: true }),
+        say(BlockMessage::Return { segment: 1, block: 0, reusable: true }),
+        say(BlockMessage::Withdraw { segment: 1 }),
+        borrowing_call(1, 0),
+        borrowing_call(u64::MAX, u64::MAX - (1 << 16)),
+    ];
+
+    for descriptor in hostile {
+        let mut wire = intruder(&agents);
+        wire.write_all(&raw::frame(&descriptor.encode(), 0, true)).unwrap();
+        assert!(wire.is_closed_soon(), "{descriptor:?}");
+    }
+
+    let start = now();
+    assert_eq!(answer(&call(&agents[1], 0, "mirror", b"unharmed").unwrap()).unwrap(), b"unharmed");
+    assert!(start.elapsed() < SOON);
+    leave_together(agents);
+}
