@@ -11,8 +11,8 @@ use tensorcall_proto::group::{Departures, Parcel, WireLink};
 use tensorcall_proto::ids::{ForkId, Incarnation, Life, MessageId, PassId, RRefId, Rank};
 use tensorcall_proto::wire::store::{MAGIC, Request};
 use tensorcall_proto::wire::{
-    AutogradRef, BlockMessage, BufferDesc, Call, DType, Descriptor, Encoding, Exception, FailureKind, FrameHeader,
-    FunctionRef, GoodbyeReason, Limits, Message, NewRRef, Outcome, Phase, Place, RRefDesc,
+    AutogradRef, BlockMessage, BufferDesc, Call, DType, Descriptor, Encoding, Exception, FailureKind,
+    FrameHeader, FunctionRef, GoodbyeReason, Limits, Message, NewRRef, Outcome, Phase, Place, RRefDesc,
     RRefMessage, Reply, TensorDesc, Value,
 };
 

@@ -11,9 +11,9 @@ use tensorcall_proto::group::{Departures, Parcel, WireLink};
 use tensorcall_proto::ids::{ForkId, Incarnation, Life, MessageId, PassId, RRefId, Rank};
 use tensorcall_proto::termination::{Counts, TerminationMessage};
 use tensorcall_proto::wire::{
-    AutogradRef, BlockMessage, BufferDesc, Call, DType, Descriptor, Encoding, Exception, FailureKind, FrameHeader,
-    FrameKind, FunctionRef, GoodbyeReason, HEADER_LEN, Limits, Message, NewRRef, Outcome, Phase, Place, Priority,
-    RRefDesc, RRefMessage, Reply, TensorDesc, Value,
+    AutogradRef, BlockMessage, BufferDesc, Call, DType, Descriptor, Encoding, Exception, FailureKind,
+    FrameHeader, FrameKind, FunctionRef, GoodbyeReason, HEADER_LEN, Limits, Message, NewRRef, Outcome, Phase,
+    Place, Priority, RRefDesc, RRefMessage, Reply, TensorDesc, Value,
 };
 
 const DOCUMENT: &str = include_str!("../../../docs/wire-format.md");

@@ -12,9 +12,9 @@ use tensorcall_proto::autograd::{AutogradCall, Pass, Step};
 use tensorcall_proto::ids::{ForkId, Incarnation, Life, MessageId, PassId, RRefId, Rank};
 use tensorcall_proto::termination::{Counts, TerminationMessage};
 use tensorcall_proto::wire::{
-    AutogradRef, BlockMessage, BufferDesc, Call, DType, Descriptor, Device, DeviceKind, Encoding, Event, Exception,
-    FailureKind, FrameHeader, FrameKind, FunctionRef, GoodbyeReason, HEADER_LEN, Limits, Message, NewRRef,
-    Outcome, Phase, Place, Priority, RRefDesc, RRefMessage, Reply, TensorDesc, Value, ValueReader,
+    AutogradRef, BlockMessage, BufferDesc, Call, DType, Descriptor, Device, DeviceKind, Encoding, Event,
+    Exception, FailureKind, FrameHeader, FrameKind, FunctionRef, GoodbyeReason, HEADER_LEN, Limits, Message,
+    NewRRef, Outcome, Phase, Place, Priority, RRefDesc, RRefMessage, Reply, TensorDesc, Value, ValueReader,
 };
 
 /// Accepts everything that the strategies below make.
@@ -169,8 +169,7 @@ fn any_block_message() -> impl Strategy<Value = BlockMessage> {
             block_len,
             blocks
         }),
-        any::<(u64, bool)>()
-            .prop_map(|(segment, accepted)| BlockMessage::Answer { segment, accepted }),
+        any::<(u64, bool)>().prop_map(|(segment, accepted)| BlockMessage::Answer { segment, accepted }),
         any::<(u64, u32, bool)>().prop_map(|(segment, block, reusable)| BlockMessage::Return {
             segment,
             block,

@@ -74,7 +74,7 @@ impl SharedMemory {
         }
         let start = map_shared(&fd, len)?;
         let inherited = Some(Inherited::new(start.as_ptr().expose_provenance(), len, fd));
-        Ok(Self { start, len, home: Home::here(), inherited: inherited })
+        Ok(Self { start, len, home: Home::here(), inherited })
     }
 
     /// Copies `source` to `offset`. The caller has that part for itself.

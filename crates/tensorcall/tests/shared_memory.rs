@@ -27,7 +27,9 @@ const MIB: usize = 1 << 20;
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+    let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    eventually("the test before has left", || shared_bytes() == 0);
+    alone
 }
 
 /// Address ranges of shared segments in this process.
@@ -53,9 +55,8 @@ fn is_shared(buffer: &Buffer) -> bool {
 fn with_buffers(function: &str, buffers: Vec<Vec<u8>>) -> Request {
     let mut request = request(function, b"payload", Some(SOON));
     let lens = buffers.iter().map(|bytes| bytes.len() as u64).enumerate();
-    let tensor = |(at, len): (usize, u64)| {
-        TensorDesc::contiguous(DType::Uint8, vec![len], u32::try_from(at).unwrap())
-    };
+    let tensor =
+        |(at, len): (usize, u64)| TensorDesc::contiguous(DType::UInt8, vec![len], u32::try_from(at).unwrap());
     request.body.tensors = lens.map(tensor).collect();
     request.body.buffers = buffers.into_iter().map(Region::from_vec).collect();
     request

@@ -75,7 +75,8 @@ impl Borrower {
         let segment = self.segments.get_mut(&number).ok_or(BlockError::UnknownSegment(number))?;
         let no_block = BlockError::NoBlock { segment: number, offset, len };
         let is_block = offset.is_multiple_of(segment.block_len) && len <= segment.block_len && len > 0;
-        let index = u32::try_from(offset / segment.block_len).ok().filter(|_| is_block).ok_or(no_block.clone())?;
+        let index =
+            u32::try_from(offset / segment.block_len).ok().filter(|_| is_block).ok_or(no_block.clone())?;
         let in_use = segment.in_use.get_mut(index as usize).ok_or(no_block)?;
         if std::mem::replace(in_use, true) {
             return Err(BlockError::Twice { segment: number, block: index });

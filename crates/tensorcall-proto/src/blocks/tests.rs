@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use proptest::sample::Index;
 
 use super::*;
 
@@ -22,7 +21,7 @@ enum Step {
     /// The lender does.
     HearBack,
     /// One of the borrower's buffers dies; `spent` if a forked child has it.
-    Drop { which: Index, spent: bool },
+    Drop { which: usize, spent: bool },
     /// Time passes.
     Wait(u64),
 }
@@ -32,7 +31,7 @@ fn any_step() -> impl Strategy<Value = Step> {
         8 => (0..5u32, 1..1000u64).prop_map(|(power, more)| Step::Send((MIN_BLOCK << power) + more)),
         12 => Just(Step::Hear),
         12 => Just(Step::HearBack),
-        6 => (any::<Index>(), prop::bool::weighted(0.05)).prop_map(|(which, spent)| Step::Drop { which, spent }),
+        6 => (0..64usize, prop::bool::weighted(0.05)).prop_map(|(which, spent)| Step::Drop { which, spent }),
         1 => (0..12u64).prop_map(Step::Wait),
     ]
 }
@@ -69,10 +68,14 @@ struct Pair {
 }
 
 impl Pair {
-    #[expect(clippy::disallowed_methods, reason = "a point in time to count from")]
     fn new(fault: Fault) -> Self {
+        Self::with(TERMS, fault)
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "a point in time to count from")]
+    fn with(terms: Terms, fault: Fault) -> Self {
         Self {
-            lender: Lender::new(TERMS),
+            lender: Lender::new(terms),
             borrower: Borrower::new(TERMS.max_bytes),
             said: VecDeque::new(),
             said_back: VecDeque::new(),
@@ -102,7 +105,10 @@ impl Pair {
             Step::Send(len) => {
                 if let Some(block) = self.lender.lend(*len, self.now) {
                     self.lent += 1;
-                    if self.held.contains(&block) || self.seen.contains(&block) || !self.under_way.insert(block) {
+                    if self.held.contains(&block)
+                        || self.seen.contains(&block)
+                        || !self.under_way.insert(block)
+                    {
                         return Err(format!("{block:?} is lent while somebody has it"));
                     }
                     self.said.push_back(Said::Buffer(block, *len));
@@ -143,7 +149,7 @@ impl Pair {
             },
             Step::Drop { which, spent } => {
                 if !self.held.is_empty() && self.fault != Fault::ReturnsEarly {
-                    let block = self.held.swap_remove(which.index(self.held.len()));
+                    let block = self.held.swap_remove(which % self.held.len());
                     if *spent {
                         self.seen.insert(block);
                     }
@@ -206,20 +212,8 @@ proptest! {
 /// Steps by which a pair comes to lend a good deal.
 fn busy() -> Vec<Step> {
     let send = |len| [Step::Send(len), Step::Hear, Step::HearBack, Step::Hear, Step::HearBack];
-    let drop = |spent| Step::Drop { which: Index::from_bits(), spent };
+    let drop = |spent| Step::Drop { which: 0, spent };
     (0..60).flat_map(|at| send(MIN_BLOCK << (at % 2)).into_iter().chain([drop(at % 7 == 3)])).collect()
-}
-
-trait FromBits {
-    fn from_bits() -> Self;
-}
-
-impl FromBits for Index {
-    /// The first of any number.
-    fn from_bits() -> Self {
-        let mut runner = proptest::test_runner::TestRunner::deterministic();
-        any::<Self>().new_tree(&mut runner).map(|tree| tree.current()).expect("there are indices")
-    }
 }
 
 #[test]
@@ -238,7 +232,11 @@ fn planted_faults_are_found() {
 
 /// A pair that has a block for 1 MiB.
 fn warm() -> Pair {
-    let mut pair = Pair::new(Fault::None);
+    warm_with(TERMS)
+}
+
+fn warm_with(terms: Terms) -> Pair {
+    let mut pair = Pair::with(terms, Fault::None);
     for _ in 0..2 {
         pair.step(&Step::Send(1 << 20)).unwrap();
         pair.settle().unwrap();
@@ -305,9 +303,7 @@ fn what_is_held_for_ever_leaves_the_account_at_its_limit() {
 
 #[test]
 fn idle_segments_make_room_for_another_size() {
-    let terms = Terms { max_bytes: 4 << 20, ..TERMS };
-    let mut pair = warm();
-    pair.lender.terms = terms;
+    let mut pair = warm_with(Terms { max_bytes: 4 << 20, ..TERMS });
     let large = Step::Send(3 << 20);
 
     pair.step(&large).unwrap();
@@ -332,7 +328,10 @@ fn a_worn_segment_goes_when_its_last_block_is_back() {
     pair.lender.handle_return(second.segment, second.index, true, pair.now).unwrap();
 
     let withdraw = Effect::Withdraw { segment: first.segment };
-    assert_eq!(std::iter::from_fn(|| pair.lender.poll_effect()).find(|effect| *effect == withdraw), Some(withdraw));
+    assert_eq!(
+        std::iter::from_fn(|| pair.lender.poll_effect()).find(|effect| *effect == withdraw),
+        Some(withdraw)
+    );
 }
 
 #[test]
@@ -342,17 +341,27 @@ fn what_a_correct_peer_does_not_say_is_an_error() {
     let (segment, now) = (block.segment, pair.now);
     let lender = &mut pair.lender;
     assert_eq!(lender.handle_return(segment + 1, 0, true, now), Err(BlockError::UnknownSegment(segment + 1)));
-    assert!(matches!(lender.handle_return(segment, block.index + 1, true, now), Err(BlockError::Twice { .. })));
+    assert!(matches!(
+        lender.handle_return(segment, block.index + 1, true, now),
+        Err(BlockError::Twice { .. })
+    ));
     assert!(matches!(lender.handle_return(segment, u32::MAX, true, now), Err(BlockError::Twice { .. })));
     assert_eq!(lender.handle_answer(segment, true, now), Err(BlockError::UnknownSegment(segment)));
 
     let borrower = &mut pair.borrower;
     let len = 1 << 20;
     assert!(borrower.borrow(segment, 0, len).is_ok());
-    for (segment, offset, len) in
-        [(segment, 1, 1), (segment, 4 << 20, 1), (segment, u64::MAX / len * len, 1), (segment, len, len + 1), (segment, len, 0)]
-    {
-        assert!(matches!(borrower.borrow(segment, offset, len), Err(BlockError::NoBlock { .. })), "{offset} {len}");
+    for (segment, offset, len) in [
+        (segment, 1, 1),
+        (segment, 4 << 20, 1),
+        (segment, u64::MAX / len * len, 1),
+        (segment, len, len + 1),
+        (segment, len, 0),
+    ] {
+        assert!(
+            matches!(borrower.borrow(segment, offset, len), Err(BlockError::NoBlock { .. })),
+            "{offset} {len}"
+        );
     }
     assert_eq!(borrower.borrow(segment, 0, 1), Err(BlockError::Twice { segment, block: 0 }));
     assert_eq!(borrower.borrow(9, 0, 1), Err(BlockError::UnknownSegment(9)));

@@ -188,12 +188,7 @@ impl Inner {
     }
 
     /// Which link a message takes; and the one that it would have taken with more shared memory.
-    fn lane(
-        &self,
-        peer: &Peer,
-        ways: &[Way; 2],
-        message: &Outbound,
-    ) -> (Lane, Option<Arc<dyn Link>>) {
+    fn lane(&self, peer: &Peer, ways: &[Way; 2], message: &Outbound) -> (Lane, Option<Arc<dyn Link>>) {
         let PeerInfo { identity, addresses, .. } = &peer.info;
         let is_large = || message.message.priority(message.body.len()) == Priority::Bulk;
         let mut local = addresses.iter().filter(|address| matches!(address, Address::Unix { .. }));

@@ -14,7 +14,7 @@ use crate::fork::Fd;
 use crate::sync::Mutex;
 use rustix::event::epoll::EventFlags;
 use tensorcall_proto::blocks::{BlockMessage, Terms};
-use tensorcall_proto::connection::Outbox;
+use tensorcall_proto::connection::{Outbox, Piece};
 use tensorcall_proto::ids::MessageId;
 use tensorcall_proto::wire::Descriptor;
 use tensorcall_proto::wire::frame::FrameHeader;
@@ -168,7 +168,10 @@ impl Connection {
         while !full && !out.outbox.is_empty() {
             let passed = out.passing.front().map(AsFd::as_fd);
             let passes = passed.is_some();
-            match send_pieces(socket.as_fd(), out.outbox.pieces(), passed) {
+            // One descriptor goes with one write. The bytes of its offer are still to be written, so if more
+            // descriptors wait, a byte for each of them is there.
+            let limit = if out.passing.len() > 1 { 1 } else { u64::MAX };
+            match send_pieces(socket.as_fd(), first_bytes(out.outbox.pieces(), limit), passed) {
                 Ok(count) => {
                     out.outbox.advance(count, |id| sent.push(id));
                     // Of what it takes in part, the descriptor goes first.
@@ -199,6 +202,27 @@ impl Connection {
     fn fail(&self, reason: &str) {
         self.shared.command(Command::Fail(self.link, reason.to_owned()));
     }
+}
+
+/// The first `limit` bytes of `pieces`.
+fn first_bytes<'a>(
+    pieces: impl Iterator<Item = Piece<'a, BodySegment>>,
+    limit: u64,
+) -> impl Iterator<Item = Piece<'a, BodySegment>> {
+    pieces.scan(limit, |left, piece| {
+        let piece = match piece {
+            Piece::Bytes(bytes) => {
+                Piece::Bytes(&bytes[..bytes.len().min(usize::try_from(*left).unwrap_or(usize::MAX))])
+            }
+            Piece::Part { segment, offset, len } => Piece::Part { segment, offset, len: len.min(*left) },
+        };
+        let taken = match piece {
+            Piece::Bytes(bytes) => bytes.len() as u64,
+            Piece::Part { len, .. } => len,
+        };
+        *left -= taken;
+        (taken > 0).then_some(piece)
+    })
 }
 
 impl Link for Connection {

@@ -171,7 +171,7 @@ impl Sharing {
     /// Makes segments that were missed, and says what the peer is to be told of them. Takes a while.
     pub(crate) fn make(&self) -> Vec<Said> {
         let mut said = self.effects();
-        while let Some(plan) = self.lending.lock().as_mut().and_then(|lending| lending.account.poll_plan()) {
+        while let Some(plan) = self.next_plan() {
             let Plan { segment, block_len, blocks } = plan;
             let len = usize::try_from(block_len).ok().and_then(|len| len.checked_mul(blocks as usize));
             let made = len.map_or_else(
@@ -191,6 +191,10 @@ impl Sharing {
             }
         }
         said
+    }
+
+    fn next_plan(&self) -> Option<Plan> {
+        self.lending.lock().as_mut()?.account.poll_plan()
     }
 
     /// What the peer is to be told about what we lend, segments to be made aside.
@@ -301,7 +305,8 @@ impl Sharing {
 
     fn take_offer(&self, segment: u64, block_len: u64, blocks: u32) -> Result<bool, String> {
         let mut borrowing = self.borrowing.lock();
-        let open = borrowing.as_mut().ok_or(NOT_SHARED)?;
+        // What is passed where nobody wants it the system has closed.
+        let Some(open) = &mut *borrowing else { return Ok(false) };
         let fd = open.passed.pop_front().ok_or("it offers a segment without its descriptor")?;
         let offer = open.account.handle_offer(segment, block_len, blocks);
         let Some(len) = offer.map_err(|error| error.to_string())? else { return Ok(false) };
@@ -324,7 +329,8 @@ impl Sharing {
         let open = borrowing.as_mut()?;
         let memory = Arc::clone(open.segments.get(&segment)?);
         let place = open.account.borrow(segment, offset, len);
-        let place = place.inspect_err(|error| tracing::warn!(%error, "a peer lends what it must not")).ok()?;
+        let place =
+            place.inspect_err(|error| tracing::warn!(%error, "a peer lends what it must not")).ok()?;
         let origin = BlockOrigin {
             memory,
             place: (segment, place.index),

@@ -214,7 +214,7 @@ mod tests {
     #[test]
     fn a_descriptor_comes_with_the_bytes_that_it_was_sent_with() {
         let (here, there) = UnixStream::pair().unwrap();
-        let (reader, mut writer) = std::io::pipe().unwrap();
+        let (reader, mut writer) = io::pipe().unwrap();
         let send = |bytes, passed| {
             send_pieces(here.as_fd(), std::iter::once(Piece::Bytes(bytes)), passed).unwrap();
         };

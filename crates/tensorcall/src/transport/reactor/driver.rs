@@ -21,8 +21,8 @@ use crate::clock::now;
 use crate::fork::Fd;
 use crate::spin::Spin;
 use crate::transport::connection::Connection;
-use crate::transport::sharing::LOOK_EVERY;
 use crate::transport::proving::{Credentials, Handshake};
+use crate::transport::sharing::LOOK_EVERY;
 use crate::transport::socket::{self, ListenSocket};
 use crate::transport::{Address, Closed, Events, LinkId};
 
@@ -292,7 +292,16 @@ impl Driver {
         let link = connection.link;
         epoll::add(&self.shared.epoll, &fd, EventData::new_u64(link_token(link)), interest)?;
         let deadline = Some(now() + GREETING_LIMIT);
-        let socket = Socket { connection, fd: Arc::new(fd), stage, peer, deadline, closing: false, shares: false, look_at: None };
+        let socket = Socket {
+            connection,
+            fd: Arc::new(fd),
+            stage,
+            peer,
+            deadline,
+            closing: false,
+            shares: false,
+            look_at: None,
+        };
         self.sockets.insert(link, socket);
         Ok(())
     }
