@@ -106,6 +106,7 @@ fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
     add("frame", frames());
     add("message", descriptors().into_iter().map(|(name, descriptor)| (name, descriptor.encode())).collect());
     add("message", nasty_descriptors());
+    add("message", vec![("block", in_a_block().encode())]);
     add("value", values());
     add("handshake", handshakes());
     add("connection", connections());
@@ -259,17 +260,21 @@ fn a_call(function: FunctionRef, encoding: Encoding) -> Call {
     Call { id, function, encoding, timeout_us, nested: true, plain: false, autograd: None, creates: None }
 }
 
+/// A call that a receiver without shared memory refuses.
+fn in_a_block() -> Descriptor {
+    Descriptor {
+        buffers: vec![BufferDesc { len: 64, place: Place::Block { segment: 3, offset: 1 << 20 } }],
+        tensors: vec![TensorDesc::contiguous(DType::Float32, vec![16], 0)],
+        ..Descriptor::with_payload(call(FunctionRef::InPayload, Encoding::Pickle), 7)
+    }
+}
+
 fn descriptors() -> Vec<(&'static str, Descriptor)> {
     let id = MessageId::new(1);
     let reply = |outcome| Message::Reply(Reply { id, outcome });
     let failed = Outcome::Failed { kind: FailureKind::Usage, text: "no such function".into() };
     let offer = BlockMessage::Offer { segment: 3, block_len: 1 << 20, blocks: 4 };
     let back = BlockMessage::Return { segment: 3, block: 1, reusable: true };
-    let block = Descriptor {
-        buffers: vec![BufferDesc { len: 64, place: Place::Block { segment: 3, offset: 1 << 20 } }],
-        tensors: vec![TensorDesc::contiguous(DType::Float32, vec![16], 0)],
-        ..Descriptor::with_payload(call(FunctionRef::InPayload, Encoding::Pickle), 7)
-    };
     let shared = TensorDesc {
         strides: Some(vec![4]),
         offset: 4,
@@ -326,7 +331,6 @@ fn descriptors() -> Vec<(&'static str, Descriptor)> {
         ("probe", Descriptor::plain(step(Step::Probe { origin: Rank::MAX }))),
         ("fork", Descriptor::plain(Message::RRef(RRefMessage::Fork { rref, fork }))),
         ("known", Descriptor::plain(Message::RRef(RRefMessage::Known { fork, alive: false }))),
-        ("block", block),
         ("offer", Descriptor::plain(Message::Blocks(offer))),
         ("return", Descriptor::plain(Message::Blocks(back))),
         ("goodbye", Descriptor::plain(Message::Goodbye { reason: GoodbyeReason::Graceful })),

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use common::raw::{self, Wire};
 use common::{
-    Functions, Kind, SOON, answer, call, deadline, eventually, finish, group, info, leave_together, mirror,
-    now, pattern, rank, request, thread,
+    Functions, Kind, SOON, answer, call, deadline, eventually, finish, info, leave_together, mirror, now,
+    pattern, rank, request, socket_group, thread,
 };
 use tensorcall::engine::body::{Body, Received};
 use tensorcall::engine::buffer::{Buffer, Region};
@@ -71,7 +71,7 @@ fn echo(agent: &Agent, buffers: Vec<Vec<u8>>) -> Received {
 
 /// Two agents, the second of which mirrors, and keeps what it is told to.
 fn pair(kept: &Arc<Mutex<Vec<Buffer>>>, adjust: impl Fn(&mut AgentConfig)) -> Vec<Agent> {
-    group(Kind::Unix, 2, adjust, || {
+    socket_group(2, adjust, || {
         let kept = Arc::clone(kept);
         Functions::default().with("mirror", mirror).with("keep", move |call, responder| {
             kept.lock().unwrap().extend(call.body.buffers);
@@ -90,6 +90,7 @@ fn large_buffers_lie_in_shared_memory_and_small_ones_travel() {
     let _alone = alone();
     let agents = pair(&Arc::default(), |_| {});
     warm(&agents[0], 3 * MIB);
+    warm(&agents[0], MIB);
 
     for seed in 0..20 {
         let sent = vec![pattern(3 * MIB, seed), pattern(100, seed), pattern(0, seed), pattern(MIB, !seed)];

