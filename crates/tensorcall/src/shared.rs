@@ -21,6 +21,11 @@ use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_sea
 use crate::buffer::Region;
 use crate::fork::{self, Fd, Home, Inherited};
 
+/// Bytes whose pages are taken in one step, in half a millisecond or so.
+const STEP: u64 = 2 << 20;
+/// Steps of one segment that may be interrupted.
+const TRIES: u32 = 1000;
+
 /// A segment of shared memory.
 pub(crate) struct SharedMemory {
     start: NonNull<u8>,
@@ -46,8 +51,7 @@ impl SharedMemory {
     pub(crate) fn create(len: usize) -> io::Result<(Self, Fd)> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let fd = Fd::open(|| rustix::fs::memfd_create("tensorcall", flags))?;
-        // All pages are taken now: later there might be none, and who touches one then dies.
-        fallocate(&fd, FallocateFlags::empty(), 0, len as u64)?;
+        take_pages(&fd, len as u64)?;
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let memory = Self { start: map_shared(&fd, len)?, len, home: Home::here(), inherited: None };
         // SAFETY: exactly the mapping that was just made. In a child its addresses are free for others, and this
@@ -108,6 +112,22 @@ impl fmt::Debug for SharedMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SharedMemory").field("len", &self.len).finish_non_exhaustive()
     }
+}
+
+/// Takes all pages now: later there might be none, and who touches one then dies.
+fn take_pages(fd: &Fd, len: u64) -> io::Result<()> {
+    let mut at = 0;
+    let mut tries = TRIES;
+    while at < len {
+        // Short steps: one that a signal interrupts begins anew.
+        let step = STEP.min(len - at);
+        match fallocate(fd, FallocateFlags::empty(), at, step) {
+            Ok(()) => at += step,
+            Err(rustix::io::Errno::INTR) if tries > 0 => tries -= 1,
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
 }
 
 fn map_shared(fd: &Fd, len: usize) -> io::Result<NonNull<u8>> {

@@ -57,8 +57,6 @@ pub struct Lender {
     next: u64,
     /// Block sizes that were asked for once, the latest last.
     missed: VecDeque<u64>,
-    /// The peer maps nothing, or there is no memory to offer.
-    refused: bool,
     plans: VecDeque<Plan>,
     effects: VecDeque<Effect>,
 }
@@ -123,7 +121,6 @@ impl Lender {
             total: 0,
             next: 1,
             missed: VecDeque::new(),
-            refused: false,
             plans: VecDeque::new(),
             effects: VecDeque::new(),
         }
@@ -156,7 +153,7 @@ impl Lender {
         let Some(class) = block_len(len).filter(|&class| class <= self.terms.max_bytes) else { return };
         let mut alike = self.segments.values().filter(|segment| segment.block_len == class).peekable();
         let is_known = alike.peek().is_some();
-        if self.refused || alike.any(|segment| segment.stage != Stage::Mapped) {
+        if alike.any(|segment| segment.stage != Stage::Mapped) {
             return;
         }
         if !is_known && !self.missed.contains(&class) {
@@ -167,7 +164,7 @@ impl Lender {
             return;
         }
         self.make_room(class, now);
-        let room = (self.terms.max_bytes - self.total) / class;
+        let room = self.terms.max_bytes.saturating_sub(self.total) / class;
         if room == 0 || self.segments.len() >= MAX_SEGMENTS {
             return;
         }
@@ -194,8 +191,7 @@ impl Lender {
         let Some(segment) = self.segments.get_mut(&number) else { return };
         segment.stage = Stage::Offered;
         if !made {
-            self.refused = true;
-            self.remove(number);
+            self.refused(number);
         }
     }
 
@@ -210,8 +206,7 @@ impl Lender {
         segment.stage = Stage::Mapped;
         segment.used = now;
         if !accepted {
-            self.refused = true;
-            self.remove(number);
+            self.refused(number);
             self.effects.push_back(Effect::Forget { segment: number });
         }
         Ok(())
@@ -275,7 +270,7 @@ impl Lender {
     /// Takes back what others do not use, the longest unused first, until there is room for a block of `class`.
     fn make_room(&mut self, class: u64, now: Instant) {
         let since = now.checked_sub(SETTLED);
-        while self.terms.max_bytes - self.total < class || self.segments.len() >= MAX_SEGMENTS {
+        while self.terms.max_bytes.saturating_sub(self.total) < class || self.segments.len() >= MAX_SEGMENTS {
             let idle = self.segments.iter().filter(|(_, segment)| segment.is_idle(since));
             let Some((&number, _)) = idle.min_by_key(|(_, segment)| segment.used) else { return };
             self.withdraw(number);
@@ -293,6 +288,12 @@ impl Lender {
     fn withdraw(&mut self, number: u64) {
         self.remove(number);
         self.effects.push_back(Effect::Withdraw { segment: number });
+    }
+
+    /// There is no room for this one: from now on there are never more than without it.
+    fn refused(&mut self, number: u64) {
+        self.remove(number);
+        self.terms.max_bytes = self.total;
     }
 
     fn remove(&mut self, number: u64) {

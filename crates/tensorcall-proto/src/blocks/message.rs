@@ -18,7 +18,7 @@ pub enum BlockMessage {
     Answer {
         /// The segment.
         segment: u64,
-        /// Whether it is mapped. If not, there is no need to offer another one.
+        /// Whether it is mapped. If not, there is no need to offer more than what is.
         accepted: bool,
     },
     /// From the borrower: it has no use for a block any more.

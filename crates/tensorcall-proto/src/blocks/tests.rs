@@ -285,6 +285,24 @@ fn a_peer_that_maps_nothing_is_not_asked_again() {
 }
 
 #[test]
+fn a_peer_that_has_no_more_room_is_lent_no_more_than_it_has() {
+    let mut pair = warm();
+    for _ in 0..2 {
+        pair.lender.handle_miss(2 << 20, pair.now);
+    }
+    let Plan { segment, .. } = pair.lender.poll_plan().unwrap();
+    pair.lender.handle_made(segment, true);
+
+    pair.lender.handle_answer(segment, false, pair.now).unwrap();
+
+    for _ in 0..3 {
+        pair.lender.handle_miss(2 << 20, pair.now);
+    }
+    assert_eq!((pair.lender.poll_plan(), pair.lender.total()), (None, 4 << 20));
+    assert!(pair.lender.has(1 << 20));
+}
+
+#[test]
 fn what_is_held_for_ever_leaves_the_account_at_its_limit() {
     let mut pair = warm();
 
