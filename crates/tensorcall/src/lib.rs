@@ -64,6 +64,7 @@ pub mod store;
 mod sync;
 mod transport;
 
+#[cfg(feature = "candle")]
 pub use autograd::{Context, Entered, Within};
 pub use error::{Error, ErrorKind, RemoteError, Result};
 pub use native::{
