@@ -141,7 +141,7 @@ macro_rules! integers {
 
         impl FromValue for $type {
             fn from_value(value: Value) -> Result<Self> {
-                integer(value, stringify!($type))
+                integer(&value, stringify!($type))
             }
         }
     )*};
@@ -149,9 +149,9 @@ macro_rules! integers {
 
 integers! { i8 i16 i32 i64 isize u16 u32 u64 usize }
 
-fn integer<T: TryFrom<i64>>(value: Value, name: &str) -> Result<T> {
-    let Value::Int(number) = value else {
-        return Err(ConversionError::expected(format_args!("int ({name})"), &value));
+fn integer<T: TryFrom<i64>>(value: &Value, name: &str) -> Result<T> {
+    let &Value::Int(number) = value else {
+        return Err(ConversionError::expected(format_args!("int ({name})"), value));
     };
     number.try_into().map_err(|_| ConversionError::new(format!("{number} is out of range for {name}")))
 }
@@ -168,7 +168,7 @@ impl IntoValue for u8 {
 
 impl FromValue for u8 {
     fn from_value(value: Value) -> Result<Self> {
-        integer(value, "u8")
+        integer(&value, "u8")
     }
 
     fn many_from_value(value: Value) -> Result<Vec<Self>> {
