@@ -159,6 +159,8 @@ def errors(python: list[str], rust: list[str]) -> None:
         rpc.rpc_sync(worker, "parse", args=("1", "2"))
     with raises(ValueError, f"worker '{worker}'", "'parse'", "argument 1", "expected"):
         rpc.rpc_sync(worker, "parse", args=(1,))
+    with raises(ValueError, f"worker '{worker}'", "'parse'", "no keyword arguments"):
+        rpc.rpc_sync(worker, "parse", kwargs={"text": "1"})
     with raises(TypeError, f"argument 2 of echo on worker '{worker}'", "at ['x'] is an object of type set"):
         rpc.rpc_sync(worker, "echo", args=(1, {"x": {1}}))
     with raises(TypeError, f"worker '{worker}', which runs no Python", "fail"):
