@@ -128,8 +128,9 @@ impl Table {
             Request::MultiGet(keys) => {
                 // What is asked for twice is sent twice, so the keys are not bound for what comes back.
                 let sent: usize = keys.iter().map(|key| self.get(key).unwrap_or_default().len()).sum();
-                if sent > self.limit {
-                    return Err(StoreFault::Full { limit: self.limit });
+                let limit = self.limit.min(MAX_REPLY);
+                if sent > limit {
+                    return Err(StoreFault::Full { limit });
                 }
                 let value = |key: &Vec<u8>| self.get(key).unwrap_or_default().to_vec();
                 Reply::Values(keys.iter().map(value).collect())
@@ -398,6 +399,9 @@ impl Table {
         Ok(())
     }
 }
+
+/// Most bytes of values in one reply: what clients take, [`StoreLimits::max_message`](crate::wire::store::StoreLimits).
+const MAX_REPLY: usize = 64 << 20;
 
 fn cost(key: &[u8], value: &[u8]) -> usize {
     key.len() + value.len() + 2 * TEXT_COST
