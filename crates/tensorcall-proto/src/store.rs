@@ -548,6 +548,17 @@ mod tests {
     }
 
     #[test]
+    fn one_value_that_is_asked_for_many_times_makes_no_reply_beyond_the_limit() {
+        let mut table = table();
+        table.set(text("a"), vec![0; 400 << 10]).unwrap();
+
+        assert_eq!(table.handle(A, Request::MultiGet(keys(&["a", "a"]))), Ok(()));
+        let beyond = table.handle(B, Request::MultiGet(keys(&["a", "a", "a"])));
+
+        assert!(matches!(beyond, Err(StoreFault::Full { .. })));
+    }
+
+    #[test]
     fn a_full_store_takes_no_more_and_keeps_what_it_has() {
         let mut table = table();
         let big = || vec![0; 400 << 10];
