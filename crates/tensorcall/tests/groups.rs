@@ -18,7 +18,7 @@ use tensorcall::engine::proto::ids::WorkerName;
 use tensorcall::engine::proto::wire::message::Encoding;
 use tensorcall::engine::proto::wire::tensor::{DType, TensorDesc};
 use tensorcall::engine::transport::group::{Fabric, ProcessGroup};
-use tensorcall::engine::{Agent, ErrorKind};
+use tensorcall::engine::{Agent, ErrorKind, over_group};
 
 fn functions() -> Functions {
     Functions::default().plain("echo", <[u8]>::to_vec)
@@ -264,7 +264,7 @@ fn native_workers_meet_over_a_group() {
     let start = |number: u32| {
         let member = fabric.member(number);
         thread(move || {
-            let builder = tensorcall::Agent::builder(format!("native{number}")).process_group(member);
+            let builder = over_group(tensorcall::Agent::builder(format!("native{number}")), member);
             builder.function("add", |a: i64, b: i64| a + b).start().unwrap()
         })
     };
@@ -282,7 +282,7 @@ fn native_workers_meet_over_a_group() {
 fn a_native_worker_cannot_have_another_rank_than_its_group() {
     let member = Fabric::new(2, true).member(1);
 
-    let error = tensorcall::Agent::builder("x").rank(0).process_group(member).start().unwrap_err();
+    let error = over_group(tensorcall::Agent::builder("x").rank(0), member).start().unwrap_err();
 
     assert_eq!(error.kind(), ErrorKind::Usage);
 }

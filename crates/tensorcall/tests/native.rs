@@ -103,6 +103,35 @@ fn functions_take_and_return_what_they_say() {
 }
 
 #[test]
+fn tensors_that_a_call_brings_are_aligned_for_every_use() {
+    fn misaligned(tensors: Vec<Tensor>) -> Vec<usize> {
+        let misaligned = |tensor: &Tensor| tensor.bytes().as_ptr().addr() % 64;
+        tensors.iter().map(misaligned).filter(|&by| by != 0).collect()
+    }
+    let in_memory = pair(|agent| agent.function("misaligned", misaligned));
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
+    let builder = |rank| {
+        let rendezvous = Rendezvous::in_store(Arc::clone(&store), rank, Some(2)).unwrap();
+        let name = ["caller", "server"][rank as usize];
+        Agent::builder(name).meet_at(Arc::new(rendezvous)).function("misaligned", misaligned)
+    };
+    let mut over_sockets = meet((0..2).map(builder)).into_iter().map(Result::unwrap);
+    let over_sockets = (over_sockets.next().unwrap(), over_sockets.next().unwrap());
+    // Their bytes begin at odd addresses, and lie one after the other in a message.
+    let odd = |len: usize| {
+        let bytes = Bytes::zeroed(len + 1).unwrap().slice(1..len + 1);
+        Tensor::from_bytes(DType::UInt8, &[len], bytes).unwrap()
+    };
+
+    for (caller, server) in [in_memory, over_sockets] {
+        let tensors = [1, 3, 100, 5000, 70_001, 3 << 20].map(odd);
+        let misaligned: Vec<usize> = caller.call_blocking("server", "misaligned", (tensors,)).unwrap();
+        assert!(misaligned.is_empty(), "{misaligned:?}");
+        leave([caller, server]);
+    }
+}
+
+#[test]
 fn wrong_names_numbers_and_types_are_told_apart() {
     let (caller, server) = pair(|agent| agent.function("add", |a: i64, b: i64| a + b).function("get", || 1));
     let error = |to: &str, function: &str, arguments: Vec<Value>| {
@@ -436,6 +465,19 @@ fn a_worker_that_closes_fails_calls_to_it() {
     assert!(server.is_closed());
 }
 
+#[test]
+fn a_worker_whose_last_agent_is_dropped_is_gone() {
+    let (caller, server) =
+        pair(|agent| agent.function("forever", async || std::future::pending::<()>().await));
+    let future: RpcFuture<()> = caller.call("server", "forever", ());
+
+    drop(server);
+
+    let error = future.wait().unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::PeerLeft | ErrorKind::PeerLost), "{error}");
+    caller.shutdown_timeout(SOON).unwrap();
+}
+
 /// Starts workers that meet, each on a thread of its own as if in a process of its own.
 fn meet(builders: impl IntoIterator<Item = AgentBuilder>) -> Vec<Result<Agent>> {
     let start = |builder: AgentBuilder| std::thread::spawn(move || builder.timeout(SOON).start());
@@ -499,6 +541,13 @@ fn a_worker_says_what_it_needs_to_start() {
         text(Agent::builder("a name").rendezvous("file:///tmp/x").rank(0).world_size(1)).contains("name")
     );
     assert!(text(Agent::builder("lost").rendezvous("nowhere").rank(0).world_size(1)).contains("nowhere"));
+    let met = || Arc::new(Rendezvous::in_store(Arc::new(MemoryStore::default()), 1, Some(2)).unwrap());
+    for builder in [Agent::builder("two").dynamic(), Agent::builder("two").rank(0)] {
+        assert_eq!(
+            text(builder.meet_at(met())),
+            "worker 'two' meets others as rank 1 of 2 workers; its builder says otherwise"
+        );
+    }
 }
 
 #[test]

@@ -138,6 +138,7 @@ impl Agent {
 
     /// How many autograd contexts there are on this worker: those that it began, and those that calls have
     /// brought here.
+    #[cfg(feature = "candle")]
     pub fn autograd_contexts(&self) -> usize {
         self.shared.contexts.as_ref().map_or(0, |contexts| contexts.len())
     }
