@@ -49,6 +49,11 @@ def steps(text: str) -> list[str]:
     return re.findall(r"^step +\d+ .* \d+\.\d+$", text, re.MULTILINE)
 
 
+def content(text: str) -> int:
+    """How many workers say that all is well; lines of several may run into each other."""
+    return len(set(re.findall(r"(?:rank |worker)\d+ is content", text)))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT)
 def test_the_example_runs_on_gloo() -> None:
@@ -71,7 +76,7 @@ def test_examples_that_train_run_on_gloo(program: str) -> None:
 def test_mpi_keeps_what_the_transport_relies_on() -> None:
     text = printed(*mpirun(3, TESTS / "programs/mpi_group.py"))
 
-    assert sorted(text.splitlines()) == [f"rank {rank} is content" for rank in range(3)]
+    assert content(text) == 3
 
 
 @pytest.mark.slow
@@ -104,7 +109,7 @@ def test_calls_of_all_kinds_reach_all_workers_of_mpi() -> None:
 
     text = printed(*mpirun(4, TESTS / "programs/mpi_calls.py"), PYTHONPATH=path)
 
-    assert sorted(text.splitlines()) == [f"rank {rank} is content" for rank in range(4)]
+    assert content(text) == 4
 
 
 @pytest.mark.slow
@@ -113,7 +118,7 @@ def test_calls_of_all_kinds_reach_all_workers_of_mpi() -> None:
 def test_an_mpi_that_allows_one_thread_at_a_time_is_enough() -> None:
     text = printed(*mpirun(2, TESTS / "programs/mpi_levels.py"), MPI4PY_RC_THREAD_LEVEL="serialized")
 
-    assert sorted(text.splitlines()) == ["rank 0 is content", "rank 1 is content"]
+    assert content(text) == 2
 
 
 @pytest.mark.slow
@@ -134,4 +139,4 @@ def test_a_program_for_the_agent_of_old_runs_unmodified() -> None:
         sys.executable, *torchrun, "-m", "tensorcall", "run", TESTS / "programs/of_old.py", LOGLEVEL="ERROR"
     )
 
-    assert text.count(" is content") == 2
+    assert content(text) == 2
