@@ -443,7 +443,9 @@ fn sync_and_join_wait_for_calls_that_calls_have_made() {
     for (round, wait) in (1..).zip([Agent::sync as Wait, Agent::join]) {
         agents[0].call::<()>("w1", "chain", (LENGTH - 1,)).detach();
         std::thread::scope(|scope| {
-            agents.iter().for_each(|agent| drop(scope.spawn(move || wait(agent, SOON).unwrap())));
+            for agent in &agents {
+                scope.spawn(move || wait(agent, SOON).unwrap());
+            }
         });
         assert_eq!(count.load(Ordering::SeqCst), round * LENGTH);
     }
