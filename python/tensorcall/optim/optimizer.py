@@ -85,7 +85,8 @@ class DistributedOptimizer:
     def step(self, context_id: int) -> None:
         """Do one step, with the gradients of a context, on every worker; returns when all are done.
 
-        A parameter that has no gradient there stays as it is.
+        A parameter that has no gradient there stays as it is. The part of this worker is done by the
+        thread that asks for the step, while the others do theirs.
 
         Args:
             context_id: the distributed autograd context.
@@ -95,10 +96,22 @@ class DistributedOptimizer:
             Exception: what the optimizer of a worker raised; the others have stepped.
         """
         autograd._is_valid_context(context_id)
-        _wait_for_all(
+        others = [
             rpc.rpc_async(optimizer.owner(), _step, args=(optimizer, context_id))
             for optimizer in self.remote_optimizers
-        )
+            if not optimizer.is_owner()
+        ]
+        error: Exception | None = None
+        for optimizer in self.remote_optimizers:
+            if optimizer.is_owner():
+                try:
+                    with torch.inference_mode(False), torch.enable_grad():
+                        _step(optimizer, context_id)
+                except Exception as failure:
+                    error = failure
+        _wait_for_all(others)
+        if error is not None:
+            raise error
 
 
 class _LocalOptimizer:

@@ -81,7 +81,8 @@ def test_a_test_that_hangs_shows_its_stacks_and_is_killed_with_its_children(
     pids = tmp_path / "pids"
     monkeypatch.setenv(PIDS_VARIABLE, str(pids))
 
-    outcome = run("--module", "planted", "--filter", name, "--limit", "4", "--engine", engine, status=1)[name]
+    limited = ["--limit", "10", "--engine", engine]
+    outcome = run("--module", "planted", "--filter", name, *limited, status=1)[name]
 
     assert outcome["outcome"] == "timeout"
     assert "_wait_for_ever" in outcome["error"]
