@@ -515,7 +515,9 @@ proptest! {
         let before = world.received.len();
         let last = message(99, &[100, 100_000]);
         let rest: Vec<_> = left.chain([&last]).cloned().collect();
-        rest.iter().for_each(|sent| world.out.push(parcel_on(link, sent)));
+        for sent in &rest {
+            world.out.push(parcel_on(link, sent));
+        }
         world.run();
 
         prop_assert!(world.flying.is_empty() && world.expected.is_empty() && world.out.is_empty());
