@@ -15,22 +15,26 @@ _logger = logging.getLogger("tensorcall")
 _ATTEMPTS = 5
 
 
-def release(context_id: int) -> bool:
-    """End a context on this worker and have those told that it went to. False if it is not here."""
+def release(context_id: int, but: int | None = None) -> bool:
+    """End a context on this worker and have those told that it went to, `but` one. False if it is not here."""
     found = _context.container.remove(context_id)
     if found is None:
         return False
     if _context.current.get() is found:
         _context.current.set(None)
     known, calls = found.clear()
+    known.discard(but)
     if known:
         _after(calls, partial(_tell_all, context_id, known))
     return True
 
 
 def release_here(context_id: int) -> None:
-    """Runs on a worker that a context was sent to, when the sender has released it."""
-    release(context_id)
+    """Runs on a worker that a context was sent to, when the sender has released it.
+
+    Where it began it has ended by now: that worker decides.
+    """
+    release(context_id, but=_context.rank_of(context_id))
 
 
 def _after(calls: list[Any], run: Callable[[], None]) -> None:
