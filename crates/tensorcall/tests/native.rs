@@ -451,6 +451,36 @@ fn sync_waits_for_what_is_under_way() {
     leave([caller, server]);
 }
 
+type Wait = fn(&Agent, Duration) -> Result<()>;
+
+#[test]
+fn sync_and_join_wait_for_calls_that_calls_have_made() {
+    const LENGTH: usize = 10;
+    let count = Arc::new(AtomicUsize::new(0));
+    let builders = ["w0", "w1"].map(|name| {
+        let builder = Agent::builder(name).timeout(SOON).state(Arc::clone(&count));
+        builder.function("chain", |here: Agent, State(count): State<Arc<AtomicUsize>>, left: usize| {
+            if left > 0 {
+                let other = if here.name() == "w0" { "w1" } else { "w0" };
+                here.call::<()>(other, "chain", (left - 1,)).detach();
+            }
+            count.fetch_add(1, Ordering::SeqCst);
+        })
+    });
+    let agents = Agent::start_together(builders).unwrap();
+
+    for (round, wait) in (1..).zip([Agent::sync as Wait, Agent::join]) {
+        agents[0].call::<()>("w1", "chain", (LENGTH - 1,)).detach();
+        std::thread::scope(|scope| {
+            for agent in &agents {
+                scope.spawn(move || wait(agent, SOON).unwrap());
+            }
+        });
+        assert_eq!(count.load(Ordering::SeqCst), round * LENGTH);
+    }
+    agents.iter().for_each(Agent::close);
+}
+
 #[test]
 fn a_worker_that_closes_fails_calls_to_it() {
     let (caller, server) =
