@@ -9,6 +9,8 @@ This is an ordinary program for `torch.distributed.rpc`:
 
     python -m tensorcall run examples/parallel_calls.py    # on tensorcall
     python examples/parallel_calls.py                      # on torch's own agent
+
+A launcher, torchrun or mpirun for example, may start the workers instead, two of them or more.
 """
 
 import os
@@ -23,7 +25,10 @@ import torch.distributed.rpc as rpc
 
 COMPUTATION = 3.0  # seconds that worker1's main thread is busy
 NAP = 0.05  # seconds that one call of nap() takes
-NAME = sys.argv[-1]  # "worker1" or "worker2"; the launcher has another last argument
+if "RANK" in os.environ:  # a launcher has started this process, and others
+    NAME, SIZE = f"worker{1 + int(os.environ['RANK'])}", int(os.environ["WORLD_SIZE"])
+else:
+    NAME, SIZE = sys.argv[-1], 2  # "worker1" or "worker2", or what comes last on our own command line
 clock = 0.0  # when worker1 began
 
 
@@ -43,7 +48,7 @@ progress = "about to compute"
 
 def worker1():
     global clock
-    rpc.init_rpc("worker1", rank=0, world_size=2)
+    rpc.init_rpc("worker1", rank=0, world_size=SIZE)
     clock = time.time()
     begun.set()
     say(f"begins a computation of {COMPUTATION:g} s")
@@ -89,7 +94,7 @@ def nap(number):
 
 def worker2():
     global clock
-    rpc.init_rpc("worker2", rank=1, world_size=2)
+    rpc.init_rpc("worker2", rank=1, world_size=SIZE)
     clock = rpc.rpc_sync("worker1", wait_for, args=("begun",))
     tensor = torch.randn(2, 32, 100, 100).to(torch.bfloat16)
     for event in ("halfway", "computed"):
@@ -111,7 +116,15 @@ def worker2():
     rpc.shutdown(graceful=True)
 
 
-# The launcher: it runs its own command line twice more, once for each worker.
+# What further workers do, if somebody starts them: nothing.
+
+
+def spare():
+    rpc.init_rpc(NAME, rank=int(os.environ["RANK"]), world_size=SIZE)
+    rpc.shutdown(graceful=True)
+
+
+# Our own launcher: it runs its own command line twice more, once for each worker.
 
 
 def free_port():
@@ -140,4 +153,4 @@ def launch():
 
 
 if __name__ == "__main__":
-    {"worker1": worker1, "worker2": worker2}.get(NAME, launch)()
+    {"worker1": worker1, "worker2": worker2}.get(NAME, spare if "RANK" in os.environ else launch)()

@@ -2,7 +2,8 @@
 
 A program gives the names of its workers and the function that each of them runs. Without further ado all of
 them are started on this host. Where a launcher (torchrun, say) has set RANK and WORLD_SIZE, this process is
-one of them, and meets the others at MASTER_ADDR and MASTER_PORT.
+one of them, and meets the others at MASTER_ADDR and MASTER_PORT. It may have started more than are needed:
+those that are left over only join and leave with the others.
 """
 
 import argparse
@@ -27,9 +28,11 @@ def parse(text, steps):
 def run(names, work, *arguments):
     """Starts a worker for each name; `work(rank, *arguments)` is what it does between joining and leaving."""
     if "RANK" in os.environ:
-        if int(os.environ["WORLD_SIZE"]) != len(names):
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        if size < len(names):
             sys.exit(f"this program has {len(names)} workers: {', '.join(names)}")
-        be_worker(int(os.environ["RANK"]), names, "env://", work, arguments)
+        spare = [f"spare{number}" for number in range(size - len(names))]
+        be_worker(rank, [*names, *spare], "env://", work if rank < len(names) else rest, arguments)
         return
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
@@ -59,6 +62,10 @@ def be_worker(rank, names, init_method, work, arguments):
     rpc.init_rpc(names[rank], rank=rank, world_size=len(names), rpc_backend_options=options)
     work(rank, *arguments)
     rpc.shutdown()
+
+
+def rest(*_):
+    """What a worker does that is left over."""
 
 
 class Progress:

@@ -271,7 +271,8 @@ const STORE_LIMITS: StoreLimits =
     StoreLimits { max_key: 64, max_value: 1 << 12, max_keys: 64, max_message: 1 << 14 };
 
 /// What clients of a store send is cut into the same requests in any split, and a store that does what they say
-/// stays within its limit, answers each as it should and is left clean. The first byte of `data` says how it is split.
+/// stays within its limit, answers each as it should and is left clean. What a server sends is the same reply in any
+/// split. The first byte of `data` says how it is split.
 pub fn store(data: &[u8]) {
     let Some((&step, data)) = data.split_first() else {
         return;
@@ -285,6 +286,17 @@ pub fn store(data: &[u8]) {
     });
     assert!(data.starts_with(&encoded));
     serve(requests);
+    for shape in [
+        ReplyShape::Value,
+        ReplyShape::Values(3),
+        ReplyShape::Keys,
+        ReplyShape::Number,
+        ReplyShape::Flag,
+        ReplyShape::Nonce,
+        ReplyShape::Popped,
+    ] {
+        assert_eq!(store_reply(data, shape, data.len()), store_reply(data, shape, step.into()));
+    }
 }
 
 /// What came, and the error that ended it.
@@ -304,6 +316,16 @@ fn store_requests(data: &[u8], step: usize) -> Requests {
         assert!(part.is_empty());
     }
     (found, Ok(()))
+}
+
+fn store_reply(data: &[u8], shape: ReplyShape, step: usize) -> Result<Option<Reply>, StoreWireError> {
+    let mut decoder = ReplyDecoder::new(shape, STORE_LIMITS);
+    for mut part in data.chunks(step.max(1)) {
+        if let Some(reply) = decoder.next(&mut part)? {
+            return Ok(Some(reply));
+        }
+    }
+    Ok(None)
 }
 
 /// Three clients take turns in asking; one that breaks the rules is gone, and comes again.

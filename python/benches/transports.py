@@ -4,14 +4,15 @@
     python transports.py --rounds 1
 
 Each round starts two workers on this host for each way and measures a trivial `rpc_sync`, trivial calls with
-64 in flight, and tensors of 16 MiB one way. Figures are medians over the rounds. MPI is measured if mpi4py
-and an mpirun are beside this Python.
+64 in flight, and tensors of 16 MiB one way, one after the other. Figures are medians over the rounds. MPI is
+measured if mpi4py and an mpirun are beside this Python; torch's own agent over TCP is, to compare.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import importlib
 import importlib.util
 import json
 import os
@@ -25,11 +26,13 @@ from pathlib import Path
 from typing import Any
 
 MPIRUN = Path(sys.executable).with_name("mpirun")
+MPI, TORCH = "MPI (MPICH)", "torch's TensorPipe over TCP"
 WAYS = {
     "Unix sockets": {},
     "TCP": {"TENSORCALL_TCP_ONLY": "1"},
     "gloo": {"TENSORCALL_BACKEND": "process_group"},
-    "MPI (MPICH)": {"TENSORCALL_BACKEND": "process_group"},
+    MPI: {"TENSORCALL_BACKEND": "process_group"},
+    TORCH: {"TP_SOCKET_IFNAME": "lo"},
 }
 LIMIT = 60.0
 """Seconds for the two workers of one way in one round."""
@@ -43,16 +46,12 @@ def nothing(*_: Any) -> None:
     """What the caller calls."""
 
 
-def work(rank: int, init_method: str) -> None:
+def work(rank: int, init_method: str, module: str) -> None:
     """One of two workers; the first measures."""
-    import tensorcall.rpc as rpc
-
-    rpc.init_rpc(
-        f"w{rank}",
-        rank=rank,
-        world_size=2,
-        rpc_backend_options=rpc.TensorPipeRpcBackendOptions(init_method=init_method),
-    )
+    rpc = importlib.import_module(module)
+    tcp = {"_transports": ["uv"], "_channels": ["basic"]} if module.startswith("torch") else {}
+    options = rpc.TensorPipeRpcBackendOptions(init_method=init_method, **tcp)
+    rpc.init_rpc(f"w{rank}", rank=rank, world_size=2, rpc_backend_options=options)
     if rank == 0:
         print(json.dumps(measure(rpc)), flush=True)
     rpc.shutdown()
@@ -69,7 +68,7 @@ def measure(rpc: Any) -> list[float]:
         times.append(time.perf_counter() - begun)
     tensor = torch.ones(LARGE, dtype=torch.uint8)
     calls = rate(lambda: rpc.rpc_async("w1", nothing), 64)
-    large = rate(lambda: rpc.rpc_async("w1", nothing, args=(tensor,)), 2)
+    large = rate(lambda: rpc.rpc_async("w1", nothing, args=(tensor,)), 1)
     return [1e6 * statistics.median(times), calls / 1e3, large * LARGE / 1e9]
 
 
@@ -91,7 +90,9 @@ def run(way: str, variables: dict[str, str]) -> list[float]:
     """One way in one round."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, "--store", f"file://{folder}/store"]
-        if way.startswith("MPI"):
+        if way == TORCH:
+            command += ["--module", "torch.distributed.rpc"]
+        if way == MPI:
             # As under `python -m tensorcall run`, which would replace this program by itself.
             command = [str(MPIRUN), "-n", "2", *command, "--mpi"]
         environment = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **os.environ, **variables}
@@ -108,18 +109,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--store", help=argparse.SUPPRESS)
     parser.add_argument("--mpi", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--module", default="tensorcall.rpc", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.mpi:
         from tensorcall import _launcher
 
         _launcher.claim()
-        return work(int(os.environ["RANK"]), options.store)
+        return work(int(os.environ["RANK"]), options.store, options.module)
     if options.store:
         rank = 0 if os.fork() else 1
-        return work(rank, options.store)
+        return work(rank, options.store, options.module)
     ways = dict(WAYS)
     if not MPIRUN.exists() or importlib.util.find_spec("mpi4py") is None:
-        del ways["MPI (MPICH)"]
+        del ways[MPI]
     figures: dict[str, list[list[float]]] = collections.defaultdict(list)
     for _ in range(options.rounds):
         for way, variables in ways.items():

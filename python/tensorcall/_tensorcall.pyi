@@ -115,6 +115,8 @@ class Agent:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         timeout: float,
+        label: str | None = None,
+        record: Callable[[list[torch.Tensor]], tuple[int, int | None] | None] | None = None,
     ) -> Call | None: ...
     def is_plain(self, rank: int) -> bool: ...
     def call_named(
@@ -124,7 +126,7 @@ class Agent:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         timeout: float,
-        record: Callable[[list[torch.Tensor]], tuple[int, int | None]] | None = None,
+        record: Callable[[list[torch.Tensor]], tuple[int, int | None] | None] | None = None,
     ) -> Call: ...
     def remote_named(
         self,
@@ -133,7 +135,7 @@ class Agent:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         timeout: float,
-        record: Callable[[list[torch.Tensor]], tuple[int, int | None]] | None = None,
+        record: Callable[[list[torch.Tensor]], tuple[int, int | None] | None] | None = None,
     ) -> tuple[RRef, Call | RuntimeError]: ...
     def call_pickled(
         self,
@@ -152,6 +154,8 @@ class Agent:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         timeout: float,
+        label: str | None = None,
+        record: Callable[[list[torch.Tensor]], tuple[int, int | None] | None] | None = None,
     ) -> tuple[RRef, Call | RuntimeError] | None: ...
     def remote_pickled(
         self,

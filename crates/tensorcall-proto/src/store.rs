@@ -128,8 +128,9 @@ impl Table {
             Request::MultiGet(keys) => {
                 // What is asked for twice is sent twice, so the keys are not bound for what comes back.
                 let sent: usize = keys.iter().map(|key| self.get(key).unwrap_or_default().len()).sum();
-                if sent > self.limit {
-                    return Err(StoreFault::Full { limit: self.limit });
+                let limit = self.limit.min(MAX_REPLY);
+                if sent > limit {
+                    return Err(StoreFault::Full { limit });
                 }
                 let value = |key: &Vec<u8>| self.get(key).unwrap_or_default().to_vec();
                 Reply::Values(keys.iter().map(value).collect())
@@ -399,6 +400,9 @@ impl Table {
     }
 }
 
+/// Most bytes of values in one reply: what clients take, [`StoreLimits::max_message`](crate::wire::store::StoreLimits).
+const MAX_REPLY: usize = 64 << 20;
+
 fn cost(key: &[u8], value: &[u8]) -> usize {
     key.len() + value.len() + 2 * TEXT_COST
 }
@@ -541,6 +545,17 @@ mod tests {
         assert_eq!(table.handle(stranger, Request::Validate(1)), Err(StoreFault::Stranger));
         assert_eq!(table.handle(A, Request::Validate(MAGIC)), Err(StoreFault::Stranger));
         assert!(!table.is_valid(stranger));
+    }
+
+    #[test]
+    fn one_value_that_is_asked_for_many_times_makes_no_reply_beyond_the_limit() {
+        let mut table = table();
+        table.set(text("a"), vec![0; 400 << 10]).unwrap();
+
+        assert_eq!(table.handle(A, Request::MultiGet(keys(&["a", "a"]))), Ok(()));
+        let beyond = table.handle(B, Request::MultiGet(keys(&["a", "a", "a"])));
+
+        assert!(matches!(beyond, Err(StoreFault::Full { .. })));
     }
 
     #[test]

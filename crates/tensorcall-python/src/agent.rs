@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 use tensorcall::engine::body::Body;
 use tensorcall::engine::proto::ids::{Rank, WorkerName};
-use tensorcall::engine::proto::wire::message::{Encoding, FunctionRef};
+use tensorcall::engine::proto::wire::message::{AutogradRef, Encoding, FunctionRef};
 use tensorcall::engine::{
     AgentConfig, CallError, ErrorKind, Faults, Handler, Listening, PeerInfo, Request, RpcFuture,
 };
@@ -124,7 +124,10 @@ impl Agent {
         outside(py, || self.agent.admit(info)).map_err(|error| to_python(&error))
     }
 
-    /// Calls the function `name` with plain data. `None` if the arguments are not plain: pickle them.
+    /// Calls the function `name` with plain data. `None` if the arguments are not plain: pickle them. `label`
+    /// names the call in errors in the place of `name`, and `record` is as for `call_named`.
+    #[pyo3(signature = (to, name, args, kwargs, timeout, label=None, record=None))]
+    #[expect(clippy::too_many_arguments, reason = "arguments of Python")]
     fn call(
         &self,
         py: Python<'_>,
@@ -133,8 +136,10 @@ impl Agent {
         args: Bound<'_, PyTuple>,
         kwargs: Bound<'_, PyDict>,
         timeout: f64,
+        label: Option<&str>,
+        record: Option<Bound<'_, PyAny>>,
     ) -> PyResult<Option<Call>> {
-        let request = plain_request(py, name, args, kwargs, timeout)?;
+        let request = plain_request(py, (name, label.unwrap_or(name)), (args, kwargs), timeout, record)?;
         request.map(|request| self.start(py, to, request)).transpose()
     }
 
@@ -144,7 +149,7 @@ impl Agent {
     }
 
     /// Calls the function that `to` knows by `name`, in whatever language it is, with plain data. `record` is
-    /// given the tensors that need gradients, and returns the autograd context that the call belongs to.
+    /// given the tensors that need gradients, and returns the autograd context that the call belongs to, if any.
     #[pyo3(signature = (to, name, args, kwargs, timeout, record=None))]
     #[expect(clippy::too_many_arguments, reason = "arguments of Python")]
     fn call_named(
@@ -181,6 +186,8 @@ impl Agent {
     }
 
     /// As `call`, but the result stays with `to`: a reference to it, and the call or why there is none.
+    #[pyo3(signature = (to, name, args, kwargs, timeout, label=None, record=None))]
+    #[expect(clippy::too_many_arguments, reason = "arguments of Python")]
     fn remote(
         &self,
         py: Python<'_>,
@@ -189,8 +196,10 @@ impl Agent {
         args: Bound<'_, PyTuple>,
         kwargs: Bound<'_, PyDict>,
         timeout: f64,
+        label: Option<&str>,
+        record: Option<Bound<'_, PyAny>>,
     ) -> PyResult<Option<(RRef, Py<PyAny>)>> {
-        let request = plain_request(py, name, args, kwargs, timeout)?;
+        let request = plain_request(py, (name, label.unwrap_or(name)), (args, kwargs), timeout, record)?;
         request.map(|request| self.start_remote(py, to, request)).transpose()
     }
 
@@ -396,16 +405,9 @@ impl Agent {
         }
         let recorded = writer.recorded();
         let (tensors, buffers) = writer.finish()?;
-        let place = record.map(|record| record.call1((recorded,))?.extract()).transpose()?;
-        Ok(Request {
-            function: FunctionRef::Name(name.to_owned()),
-            label: name.into(),
-            encoding: Encoding::Value,
-            body: Body { payload, tensors, buffers, rrefs, autograd: place.map(to_ref), ..Body::default() },
-            timeout: time::limit(timeout),
-            deadline: None,
-            creates: None,
-        })
+        let autograd = place_of(recorded, record)?;
+        let body = Body { payload, tensors, buffers, rrefs, autograd, ..Body::default() };
+        Ok(named_request((name, name), body, timeout))
     }
 
     fn start(&self, py: Python<'_>, to: u32, request: Request) -> PyResult<Call> {
@@ -475,27 +477,44 @@ fn to_rank(rank: u32) -> PyResult<Rank> {
 /// The call of a function by name; `None` if the arguments are not plain data.
 fn plain_request(
     py: Python<'_>,
-    name: &str,
-    args: Bound<'_, PyTuple>,
-    kwargs: Bound<'_, PyDict>,
+    names: (&str, &str),
+    (args, kwargs): (Bound<'_, PyTuple>, Bound<'_, PyDict>),
     timeout: f64,
+    record: Option<Bound<'_, PyAny>>,
 ) -> PyResult<Option<Request>> {
-    let mut writer = TensorWriter::new(py)?;
+    let (mut writer, mut rrefs) = (TensorWriter::new(py)?, Vec::new());
     let mut payload = Vec::with_capacity(64);
     let arguments = PyTuple::new(py, [args.into_any(), kwargs.into_any()])?;
-    if value::encode(&arguments, &mut payload, &mut writer)? == Plain::No {
+    if value::encode(&arguments, &mut payload, &mut writer, &mut rrefs)? == Plain::No {
         return Ok(None);
     }
+    let recorded = if record.is_some() { writer.recorded() } else { Vec::new() };
     let (tensors, buffers) = writer.finish()?;
-    Ok(Some(Request {
+    let autograd = place_of(recorded, record)?;
+    let body = Body { payload, tensors, buffers, rrefs, autograd, ..Body::default() };
+    Ok(Some(named_request(names, body, timeout)))
+}
+
+/// The autograd context of a call, and its message there, once these tensors are recorded.
+fn place_of(
+    recorded: Vec<Bound<'_, PyAny>>,
+    record: Option<Bound<'_, PyAny>>,
+) -> PyResult<Option<AutogradRef>> {
+    let Some(record) = record else { return Ok(None) };
+    Ok(record.call1((recorded,))?.extract::<Option<Place>>()?.map(to_ref))
+}
+
+/// The call of a function by its name, with plain data; errors call it by its label.
+fn named_request((name, label): (&str, &str), body: Body, timeout: f64) -> Request {
+    Request {
         function: FunctionRef::Name(name.to_owned()),
-        label: name.into(),
+        label: label.into(),
         encoding: Encoding::Value,
-        body: Body { payload, tensors, buffers, ..Body::default() },
+        body,
         timeout: time::limit(timeout),
         deadline: None,
         creates: None,
-    }))
+    }
 }
 
 /// The call of what a pickle says.

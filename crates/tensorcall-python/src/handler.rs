@@ -273,8 +273,7 @@ impl PyHandler {
         RRef::list(py, rrefs, &Arc::new(Self(self.0.clone_ref(py))))
     }
 
-    /// Packs a result for whoever asked: as plain data, or else as a pickle. What belongs to an autograd
-    /// context is recorded by Python, which packs it itself.
+    /// Packs a result for whoever asked: as plain data, or else as a pickle.
     ///
     /// `function` is what returned it, for an error.
     pub(crate) fn pack(
@@ -287,17 +286,15 @@ impl PyHandler {
         if to.plain {
             return self.pack_plain(py, result, to, function);
         }
-        if to.autograd.is_some() {
-            return self.pickle(py, result, to);
-        }
-        let mut writer = TensorWriter::new(py)?;
-        let mut payload = Vec::new();
-        let plain = value::encode(result, &mut payload, &mut writer)?;
+        let (mut writer, mut payload, mut rrefs) = (TensorWriter::new(py)?, Vec::new(), Vec::new());
+        let plain = value::encode(result, &mut payload, &mut writer, &mut rrefs)?;
         if plain == Plain::No || (!writer.is_empty() && PLACES_TENSORS.load(Ordering::Relaxed)) {
             return self.pickle(py, result, to);
         }
+        let recorded = if to.autograd.is_some() { writer.recorded() } else { Vec::new() };
         let (tensors, buffers) = writer.finish()?;
-        let body = Body { payload, tensors, buffers, ..Body::default() };
+        let autograd = self.record_result(py, recorded, to)?;
+        let body = Body { payload, tensors, buffers, rrefs, autograd, ..Body::default() };
         Ok(Answer::Packed { raised: false, encoding: Encoding::Value, body })
     }
 

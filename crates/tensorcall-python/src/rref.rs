@@ -59,20 +59,22 @@ impl Drop for KeptObject {
     }
 }
 
-/// The reference that a Python `RRef` is; `None` if `object` is none.
+/// Whether an object is a Python `RRef`.
+pub(crate) fn is_rref(object: &Bound<'_, PyAny>) -> PyResult<bool> {
+    static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    object.is_instance(CLASS.import(object.py(), "tensorcall.rpc._rref", "PyRRef")?)
+}
+
+/// The reference that a Python `RRef` is.
 ///
 /// # Errors
 ///
 /// It can no longer be passed on.
-pub(crate) fn of_python(object: &Bound<'_, PyAny>) -> PyResult<Option<tensorcall::engine::RRef>> {
-    static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+pub(crate) fn of_python(object: &Bound<'_, PyAny>) -> PyResult<tensorcall::engine::RRef> {
     let py = object.py();
-    if !object.is_instance(CLASS.import(py, "tensorcall.rpc._rref", "PyRRef")?)? {
-        return Ok(None);
-    }
     object.call_method0(intern!(py, "_check_usable"))?;
     let native = object.getattr(intern!(py, "_native"))?;
-    Ok(Some(native.cast::<RRef>()?.get().rref.clone()))
+    Ok(native.cast::<RRef>()?.get().rref.clone())
 }
 
 /// The pickle of an answer, with its tables of tensors and references.

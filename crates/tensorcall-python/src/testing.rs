@@ -39,7 +39,7 @@ fn api<'py>(py: Python<'py>, path: Option<&str>) -> PyResult<&'py TorchApi> {
 fn send<'py>(object: &Bound<'py, PyAny>, api: &'py TorchApi) -> PyResult<Body> {
     let mut payload = Vec::new();
     let mut writer = TensorWriter::with(object.py(), api);
-    if value::encode(object, &mut payload, &mut writer)? == Plain::No {
+    if value::encode(object, &mut payload, &mut writer, &mut Vec::new())? == Plain::No {
         return Err(PyTypeError::new_err("not plain"));
     }
     let (tensors, buffers) = writer.finish()?;

@@ -83,7 +83,7 @@ impl<'py> Search<'py> {
         if self.tensors.is_exact_tensor(object) {
             return Ok(self.tensors.try_push(object)?.err().map(|unfit| format!("a torch.Tensor: {unfit}")));
         }
-        if self.tensors.tensor_of_parameter(object)?.is_some() || rref::of_python(object)?.is_some() {
+        if self.tensors.tensor_of_parameter(object)?.is_some() || rref::is_rref(object)? {
             return Ok(None);
         }
         if self.place.len() > Limits::default().max_depth.into() {

@@ -1,12 +1,11 @@
 //! Python objects of plain types as [`Value`](tensorcall_proto::wire::value::Value) bytes, and back.
 //!
 //! Only *exact* types travel this way: `None`, `bool`, `int` of 64 bits, `float`, `str`, `bytes`, `tuple`,
-//! `list`, `dict` and `torch.Tensor`. Everything else, and everything whose meaning would suffer, is
+//! `list`, `dict`, `torch.Tensor` and references. Everything else, and everything whose meaning would suffer, is
 //! left to pickle: one container that occurs twice (its identity would be lost) or in itself, text
 //! with surrogates, nesting beyond the limit of the wire.
 //!
-//! Between Python and other languages there is no pickle. What is for them may also have references and
-//! parameters, and a container may occur twice, since only its contents mean anything there
+//! Between Python and other languages there is no pickle. What is for them may also have parameters, and a container may occur twice, since only its contents mean anything there
 //! ([`encode_plain`]); what is not plain even so is an error that names it (`unfit.rs`).
 
 use std::collections::HashSet;
@@ -29,7 +28,7 @@ pub(crate) enum Plain {
     No,
 }
 
-/// Appends `object` to `out` and its tensors to `tensors`.
+/// Appends `object` to `out`, its tensors to `tensors` and its references to `rrefs`.
 ///
 /// # Errors
 ///
@@ -38,11 +37,12 @@ pub(crate) fn encode<'py>(
     object: &Bound<'py, PyAny>,
     out: &mut Vec<u8>,
     tensors: &mut TensorWriter<'py>,
+    rrefs: &mut Vec<tensorcall::engine::RRef>,
 ) -> PyResult<Plain> {
     let before = out.len();
     let limits = Limits::default();
     let writer = ValueWriter::new(out);
-    let mut encoder = Encoder { writer, tensors, limits, seen: Seen::default(), rrefs: None };
+    let mut encoder = Encoder { writer, tensors, rrefs, limits, seen: Seen::default(), foreign: false };
     let plain = encoder.value(object, 0)?;
     if plain == Plain::No {
         out.truncate(before);
@@ -50,7 +50,7 @@ pub(crate) fn encode<'py>(
     Ok(plain)
 }
 
-/// As [`encode`], for who is no Python program; references are added to `rrefs`.
+/// As [`encode`], for who is no Python program.
 ///
 /// # Errors
 ///
@@ -62,17 +62,18 @@ pub(crate) fn encode_plain<'py>(
     rrefs: &mut Vec<tensorcall::engine::RRef>,
 ) -> PyResult<Plain> {
     let (limits, writer) = (Limits::default(), ValueWriter::new(out));
-    let mut encoder = Encoder { writer, tensors, limits, seen: Seen::default(), rrefs: Some(rrefs) };
+    let mut encoder = Encoder { writer, tensors, rrefs, limits, seen: Seen::default(), foreign: true };
     encoder.value(object, 0)
 }
 
 struct Encoder<'a, 'py> {
     writer: ValueWriter<'a>,
     tensors: &'a mut TensorWriter<'py>,
+    rrefs: &'a mut Vec<tensorcall::engine::RRef>,
     limits: Limits,
     seen: Seen,
-    /// Where references go, if the receiver is no Python program.
-    rrefs: Option<&'a mut Vec<tensorcall::engine::RRef>>,
+    /// The receiver is no Python program.
+    foreign: bool,
 }
 
 impl<'py> Encoder<'_, 'py> {
@@ -139,15 +140,19 @@ impl<'py> Encoder<'_, 'py> {
         }
     }
 
-    /// What only receivers in other languages get as plain data.
+    /// References, and what only receivers in other languages get as plain data.
     fn special(&mut self, object: &Bound<'py, PyAny>) -> PyResult<Plain> {
-        let Some(rrefs) = &mut self.rrefs else {
-            return Ok(Plain::No);
-        };
-        if let Some(rref) = rref::of_python(object)? {
-            self.writer.rref(u32::try_from(rrefs.len())?);
-            rrefs.push(rref);
-        } else if let Some(tensor) = self.tensors.tensor_of_parameter(object)?
+        if rref::is_rref(object)? {
+            // One object is one reference, and pickling says why one cannot be passed on.
+            let rref = match rref::of_python(object) {
+                Ok(rref) if self.first_time(object) => rref,
+                Err(error) if self.foreign => return Err(error),
+                _ => return Ok(Plain::No),
+            };
+            self.writer.rref(u32::try_from(self.rrefs.len())?);
+            self.rrefs.push(rref);
+        } else if self.foreign
+            && let Some(tensor) = self.tensors.tensor_of_parameter(object)?
             && let Ok(index) = self.tensors.try_push(&tensor)?
         {
             self.writer.tensor(index);
@@ -157,9 +162,9 @@ impl<'py> Encoder<'_, 'py> {
         Ok(self.within_limits())
     }
 
-    /// Whether a container may be written: where its identity counts, only once.
+    /// Whether a container or reference may be written: where its identity counts, only once.
     fn first_time(&mut self, object: &Bound<'_, PyAny>) -> bool {
-        self.rrefs.is_some() || self.seen.first_time(object)
+        self.foreign || self.seen.first_time(object)
     }
 
     fn items<I>(&mut self, items: I, depth: u16) -> PyResult<Plain>

@@ -6,11 +6,13 @@
 //!
 //! - [`Agent`]: calls, peers, the pool, graceful shutdown
 //! - [`autograd`]: backward passes over the graphs of several workers
-//! - [`transport`]: memory, Unix sockets and TCP behind one trait
+//! - [`transport`]: memory, Unix sockets and TCP behind one trait; [`over_group`]: a process group instead
 //! - [`RpcFuture`]: outcomes that complete exactly once, awaitable under any runtime
 //! - [`buffer`], [`body`]: memory of messages, never copied without need
 //! - [`fork`], [`sync`]: what makes a forked child harmless
 //! - [`proto`]: the wire format and every protocol, as state machines without I/O
+
+use std::sync::Arc;
 
 pub use tensorcall_proto as proto;
 
@@ -25,6 +27,15 @@ pub use crate::gather::{Gathered, Gatherings};
 pub use crate::membership::{Joining, Member, Roster, Start, join};
 pub use crate::rref::{Kept, Packed, RRef, RRefState};
 pub use crate::transport::host::Listening;
+
+/// Makes a native worker a rank of a process group, which carries the workers' messages too: they listen nowhere
+/// and need no store. The group is theirs alone. Whoever is in it is of the job.
+pub fn over_group(
+    builder: crate::AgentBuilder,
+    group: Arc<dyn transport::group::ProcessGroup>,
+) -> crate::AgentBuilder {
+    builder.process_group(group)
+}
 
 /// Backward passes, and what a tensor library brings for them.
 pub mod autograd {

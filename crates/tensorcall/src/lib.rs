@@ -65,9 +65,19 @@ pub mod store;
 mod sync;
 mod transport;
 
+#[cfg(feature = "candle")]
 pub use autograd::{Context, Entered, Within};
 pub use error::{Error, ErrorKind, RemoteError, Result};
 pub use native::{
     Agent, AgentBuilder, Argument, Arguments, Bytes, Caller, ConversionError, DType, Element, FromValue,
     Function, IntoValue, Keep, Output, RRef, RpcFuture, Serde, State, Success, Tensor, Value, WorkerInfo,
 };
+
+/// The Rust in the pages of the repository, to be tested.
+#[cfg(doctest)]
+mod pages {
+    #[doc = include_str!("../../../README.md")]
+    mod readme {}
+    #[doc = include_str!("../../../docs/mixed-jobs.md")]
+    mod mixed_jobs {}
+}

@@ -5,7 +5,7 @@ mod common;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::gate::Gate;
 use common::{
@@ -13,12 +13,14 @@ use common::{
     pattern, rank, request, thread,
 };
 use tensorcall::engine::body::Body;
-use tensorcall::engine::buffer::Region;
+use tensorcall::engine::buffer::{Region, Target};
+use tensorcall::engine::proto::group::{ENVELOPE_TAG, seal};
 use tensorcall::engine::proto::ids::WorkerName;
 use tensorcall::engine::proto::wire::message::Encoding;
 use tensorcall::engine::proto::wire::tensor::{DType, TensorDesc};
-use tensorcall::engine::transport::group::{Fabric, ProcessGroup};
-use tensorcall::engine::{Agent, ErrorKind};
+use tensorcall::engine::sync::Mutex;
+use tensorcall::engine::transport::group::{Fabric, GroupError, MemoryGroup, ProcessGroup};
+use tensorcall::engine::{Agent, ErrorKind, over_group};
 
 fn functions() -> Functions {
     Functions::default().plain("echo", <[u8]>::to_vec)
@@ -26,10 +28,13 @@ fn functions() -> Functions {
 
 /// Agents that met over a group.
 fn agents(fabric: &Arc<Fabric>, count: u32, functions: impl Fn() -> Functions) -> Vec<Agent> {
-    let start = |number| {
-        Agent::start_over_group(config(number), Arc::new(functions()), fabric.member(number)).unwrap()
-    };
-    let agents: Vec<_> = (0..count).map(start).collect();
+    start(count, |number| {
+        Agent::start_over_group(config(number), Arc::new(functions()), fabric.member(number))
+    })
+}
+
+fn start(count: u32, start: impl Fn(u32) -> tensorcall::engine::Result<Agent>) -> Vec<Agent> {
+    let agents: Vec<_> = (0..count).map(|number| start(number).unwrap()).collect();
     let meeting = |agent: &Agent| {
         let agent = agent.clone();
         thread(move || agent.meet(SOON).unwrap())
@@ -168,6 +173,44 @@ fn a_damaged_message_costs_its_links_and_the_next_call_works() {
     }
 }
 
+/// A message from a later version, say: its link ends, which answers what is under way on it, and no other.
+#[test]
+fn an_unknown_message_is_answered_by_an_error_and_harms_no_other_link() {
+    // Behind the header of the envelope and the fields of its one record.
+    const RECORD: usize = 32;
+    const DESCRIPTOR: usize = RECORD + 31;
+    let answers = Gate::default();
+    let functions = || {
+        let answers = answers.clone();
+        functions().plain("answer later", move |_| {
+            answers.pass();
+            b"late".to_vec()
+        })
+    };
+    let fabric = Fabric::new(2, true);
+    let agents = agents(&fabric, 2, functions);
+    ask(&agents[0], 1, "echo", b"all is well").unwrap();
+    let other = call(&agents[1], 0, "answer later", b"").unwrap();
+    answers.await_arrivals(1);
+    let left = AtomicU32::new(1);
+    fabric.tamper(move |from, to, tag, bytes| {
+        let begins = (from, tag, bytes.get(RECORD)) == (0, ENVELOPE_TAG, Some(&2));
+        if begins && left.swap(0, Ordering::Relaxed) == 1 {
+            bytes[DESCRIPTOR] = 99;
+            *bytes = seal(from, to, &bytes[RECORD..]);
+        }
+    });
+
+    let error = ask(&agents[0], 1, "echo", b"of a kind that nobody knows").unwrap_err();
+
+    assert_eq!(error.kind(), ErrorKind::PeerLost, "{error}");
+    assert!(error.to_string().contains("the other end broke the protocol"), "{error}");
+    eventually("the way back is found", || ask(&agents[0], 1, "echo", b"again").is_ok());
+    answers.open();
+    assert_eq!(answer(&other).unwrap(), b"late");
+    leave_together(agents);
+}
+
 #[test]
 fn slow_messages_change_nothing_but_the_time() {
     let fabric = Fabric::new(2, true);
@@ -183,55 +226,78 @@ fn slow_messages_change_nothing_but_the_time() {
     leave_together(agents);
 }
 
-/// Sending goes from the tensor's own memory, and only a copy of the group's, if it makes one, is between.
+/// A group that notes what memory it was asked to send, and to receive into: address and length.
+#[derive(Debug)]
+struct Watched {
+    group: Arc<MemoryGroup>,
+    sent: Mutex<Vec<(usize, usize)>>,
+    received: Mutex<Vec<(usize, usize)>>,
+}
+
+impl ProcessGroup for Watched {
+    fn rank(&self) -> u32 {
+        self.group.rank()
+    }
+
+    fn size(&self) -> u32 {
+        self.group.size()
+    }
+
+    fn send(&self, to: u32, tag: u32, bytes: &Region) -> Result<(), GroupError> {
+        self.sent.lock().push((bytes.as_ptr() as usize, bytes.len()));
+        self.group.send(to, tag, bytes)
+    }
+
+    fn receive(&self, from: Option<u32>, tag: u32, target: Target) -> Result<u32, GroupError> {
+        self.received.lock().push((target.as_ptr() as usize, target.len()));
+        self.group.receive(from, tag, target)
+    }
+
+    fn all_gather(&self, bytes: &[u8], limit: Instant) -> Result<Vec<Vec<u8>>, GroupError> {
+        self.group.all_gather(bytes, limit)
+    }
+
+    fn barrier(&self, limit: Instant) -> Result<(), GroupError> {
+        self.group.barrier(limit)
+    }
+
+    fn abort(&self) {
+        self.group.abort();
+    }
+}
+
+/// How many bytes of the `len` at `start` are in these runs of memory.
+fn covered(runs: &Mutex<Vec<(usize, usize)>>, start: usize, len: usize) -> usize {
+    let within = |&&(at, run): &&(usize, usize)| start <= at && at + run <= start + len;
+    runs.lock().iter().filter(within).map(|(_, run)| run).sum()
+}
+
 #[test]
-fn a_large_tensor_is_sent_from_where_it_lies() {
+fn a_large_tensor_is_sent_from_where_it_lies_and_received_where_it_ends() {
+    const LEN: usize = 20 << 20;
     let fabric = Fabric::new(2, true);
-    let agents = agents(&fabric, 2, || {
-        Functions::default().with("size", |call, responder| {
-            let len = call.body.buffers[0].len().to_le_bytes();
-            responder.returned(Encoding::Bytes, Body::of(len.to_vec()));
-        })
+    let watched = [0, 1].map(|rank| {
+        let group = fabric.member(rank);
+        Arc::new(Watched { group, sent: Mutex::default(), received: Mutex::default() })
     });
-    let region = Region::from_vec(vec![7; 20 << 20]);
-    let tensors = vec![TensorDesc::contiguous(DType::UInt8, vec![20 << 20], 0)];
-    let mut large = request("size", b"", Some(SOON));
+    let agents = start(2, |number| {
+        let functions = Functions::default().with("where", |call, responder| {
+            let address = call.body.buffers[0].as_ptr() as usize;
+            responder.returned(Encoding::Bytes, Body::of(address.to_le_bytes().to_vec()));
+        });
+        Agent::start_over_group(config(number), Arc::new(functions), watched[number as usize].clone())
+    });
+    let region = Region::from_vec(vec![7; LEN]);
+    let here = region.as_ptr() as usize;
+    let tensors = vec![TensorDesc::contiguous(DType::UInt8, vec![LEN as u64], 0)];
+    let mut large = request("where", b"", Some(SOON));
     large.body = Body { tensors, buffers: vec![region], ..Body::default() };
 
     let future = agents[0].call(rank(1), large).unwrap();
 
-    assert_eq!(answer(&future).unwrap(), (20usize << 20).to_le_bytes());
-    leave_together(agents);
-}
-
-#[test]
-fn sync_returns_when_nested_calls_are_processed_too() {
-    let done = Arc::new(AtomicU32::new(0));
-    let fabric = Fabric::new(2, true);
-    let other: Arc<std::sync::OnceLock<Agent>> = Arc::default();
-    let agents = agents(&fabric, 2, || {
-        let (done, other) = (Arc::clone(&done), Arc::clone(&other));
-        Functions::default().with("nested", move |call, responder| {
-            let depth = call.body.payload.as_ref()[0];
-            if depth > 0 {
-                let agent = other.get().unwrap();
-                let again = common::call(agent, u32::from(depth) % 2, "nested", &[depth - 1]).unwrap();
-                again.on_done(|| {});
-            }
-            done.fetch_add(1, Ordering::Relaxed);
-            responder.returned(Encoding::Bytes, Body::default());
-        })
-    });
-    other.set(agents[0].clone()).unwrap();
-    call(&agents[0], 1, "nested", &[9]).unwrap().on_done(|| {});
-
-    let syncs = [0, 1].map(|i: usize| {
-        let agent = agents[i].clone();
-        thread(move || agent.sync(Some(deadline(SOON))).unwrap())
-    });
-    syncs.iter().for_each(finish);
-
-    assert_eq!(done.load(Ordering::Relaxed), 10);
+    let there = usize::from_le_bytes(answer(&future).unwrap().try_into().unwrap());
+    assert_eq!(covered(&watched[0].sent, here, LEN), LEN);
+    assert_eq!(covered(&watched[1].received, there, LEN), LEN);
     leave_together(agents);
 }
 
@@ -264,7 +330,7 @@ fn native_workers_meet_over_a_group() {
     let start = |number: u32| {
         let member = fabric.member(number);
         thread(move || {
-            let builder = tensorcall::Agent::builder(format!("native{number}")).process_group(member);
+            let builder = over_group(tensorcall::Agent::builder(format!("native{number}")), member);
             builder.function("add", |a: i64, b: i64| a + b).start().unwrap()
         })
     };
@@ -282,7 +348,7 @@ fn native_workers_meet_over_a_group() {
 fn a_native_worker_cannot_have_another_rank_than_its_group() {
     let member = Fabric::new(2, true).member(1);
 
-    let error = tensorcall::Agent::builder("x").rank(0).process_group(member).start().unwrap_err();
+    let error = over_group(tensorcall::Agent::builder("x").rank(0), member).start().unwrap_err();
 
     assert_eq!(error.kind(), ErrorKind::Usage);
 }

@@ -103,6 +103,35 @@ fn functions_take_and_return_what_they_say() {
 }
 
 #[test]
+fn tensors_that_a_call_brings_are_aligned_for_every_use() {
+    fn misaligned(tensors: Vec<Tensor>) -> Vec<usize> {
+        let misaligned = |tensor: &Tensor| tensor.bytes().as_ptr().addr() % 64;
+        tensors.iter().map(misaligned).filter(|&by| by != 0).collect()
+    }
+    let in_memory = pair(|agent| agent.function("misaligned", misaligned));
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
+    let builder = |rank| {
+        let rendezvous = Rendezvous::in_store(Arc::clone(&store), rank, Some(2)).unwrap();
+        let name = ["caller", "server"][rank as usize];
+        Agent::builder(name).meet_at(Arc::new(rendezvous)).function("misaligned", misaligned)
+    };
+    let mut over_sockets = meet((0..2).map(builder)).into_iter().map(Result::unwrap);
+    let over_sockets = (over_sockets.next().unwrap(), over_sockets.next().unwrap());
+    // Their bytes begin at odd addresses, and lie one after the other in a message.
+    let odd = |len: usize| {
+        let bytes = Bytes::zeroed(len + 1).unwrap().slice(1..len + 1);
+        Tensor::from_bytes(DType::UInt8, &[len], bytes).unwrap()
+    };
+
+    for (caller, server) in [in_memory, over_sockets] {
+        let tensors = [1, 3, 100, 5000, 70_001, 3 << 20].map(odd);
+        let misaligned: Vec<usize> = caller.call_blocking("server", "misaligned", (tensors,)).unwrap();
+        assert!(misaligned.is_empty(), "{misaligned:?}");
+        leave([caller, server]);
+    }
+}
+
+#[test]
 fn wrong_names_numbers_and_types_are_told_apart() {
     let (caller, server) = pair(|agent| agent.function("add", |a: i64, b: i64| a + b).function("get", || 1));
     let error = |to: &str, function: &str, arguments: Vec<Value>| {
@@ -422,6 +451,36 @@ fn sync_waits_for_what_is_under_way() {
     leave([caller, server]);
 }
 
+type Wait = fn(&Agent, Duration) -> Result<()>;
+
+#[test]
+fn sync_and_join_wait_for_calls_that_calls_have_made() {
+    const LENGTH: usize = 10;
+    let count = Arc::new(AtomicUsize::new(0));
+    let builders = ["w0", "w1"].map(|name| {
+        let builder = Agent::builder(name).timeout(SOON).state(Arc::clone(&count));
+        builder.function("chain", |here: Agent, State(count): State<Arc<AtomicUsize>>, left: usize| {
+            if left > 0 {
+                let other = if here.name() == "w0" { "w1" } else { "w0" };
+                here.call::<()>(other, "chain", (left - 1,)).detach();
+            }
+            count.fetch_add(1, Ordering::SeqCst);
+        })
+    });
+    let agents = Agent::start_together(builders).unwrap();
+
+    for (round, wait) in (1..).zip([Agent::sync as Wait, Agent::join]) {
+        agents[0].call::<()>("w1", "chain", (LENGTH - 1,)).detach();
+        std::thread::scope(|scope| {
+            for agent in &agents {
+                scope.spawn(move || wait(agent, SOON).unwrap());
+            }
+        });
+        assert_eq!(count.load(Ordering::SeqCst), round * LENGTH);
+    }
+    agents.iter().for_each(Agent::close);
+}
+
 #[test]
 fn a_worker_that_closes_fails_calls_to_it() {
     let (caller, server) =
@@ -434,6 +493,19 @@ fn a_worker_that_closes_fails_calls_to_it() {
     assert!(matches!(error.kind(), ErrorKind::PeerLeft | ErrorKind::PeerLost), "{error}");
     assert!(caller.call_blocking::<()>("server", "forever", ()).unwrap_err().to_string().contains("server"));
     assert!(server.is_closed());
+}
+
+#[test]
+fn a_worker_whose_last_agent_is_dropped_is_gone() {
+    let (caller, server) =
+        pair(|agent| agent.function("forever", async || std::future::pending::<()>().await));
+    let future: RpcFuture<()> = caller.call("server", "forever", ());
+
+    drop(server);
+
+    let error = future.wait().unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::PeerLeft | ErrorKind::PeerLost), "{error}");
+    caller.shutdown_timeout(SOON).unwrap();
 }
 
 /// Starts workers that meet, each on a thread of its own as if in a process of its own.
@@ -499,6 +571,13 @@ fn a_worker_says_what_it_needs_to_start() {
         text(Agent::builder("a name").rendezvous("file:///tmp/x").rank(0).world_size(1)).contains("name")
     );
     assert!(text(Agent::builder("lost").rendezvous("nowhere").rank(0).world_size(1)).contains("nowhere"));
+    let met = || Arc::new(Rendezvous::in_store(Arc::new(MemoryStore::default()), 1, Some(2)).unwrap());
+    for builder in [Agent::builder("two").dynamic(), Agent::builder("two").rank(0)] {
+        assert_eq!(
+            text(builder.meet_at(met())),
+            "worker 'two' meets others as rank 1 of 2 workers; its builder says otherwise"
+        );
+    }
 }
 
 #[test]

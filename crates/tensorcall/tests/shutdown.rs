@@ -79,6 +79,13 @@ mod serial {
         everybody_leaves_while_nested_calls_are_under_way(Kind::Unix, 8);
     }
 
+    #[test]
+    fn eight_workers_over_a_process_group_leave_together_and_every_nested_call_is_answered() {
+        for any_source in [false, true] {
+            everybody_leaves_while_nested_calls_are_under_way(Kind::Group { any_source }, 8);
+        }
+    }
+
     /// LOG row 52.
     #[test]
     fn a_hundred_workers_in_memory_meet_call_one_of_them_and_leave_in_twenty_seconds() {

@@ -6,8 +6,9 @@
 
 mod common;
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use common::gate::Gate;
 use common::raw::{Listener, identity};
@@ -22,7 +23,7 @@ use tensorcall::engine::proto::wire::message::Encoding;
 use tensorcall::engine::proto::wire::tensor::{DType, TensorDesc};
 use tensorcall::engine::sync::Mutex;
 use tensorcall::engine::transport::Address;
-use tensorcall::engine::{Agent, ErrorKind, PeerInfo, Request, Response};
+use tensorcall::engine::{Agent, ErrorKind, PeerInfo, Request, Response, Result};
 
 fn functions() -> Functions {
     Functions::default().with("mirror", mirror).plain("echo", <[u8]>::to_vec)
@@ -325,6 +326,45 @@ fn a_future_ends_although_its_agent_is_dropped(kind: Kind) {
     assert!(matches!(answer(&future).unwrap_err().kind(), ErrorKind::ShuttingDown | ErrorKind::PeerLeft));
 }
 
+type Wait = fn(&Agent, Option<Instant>) -> Result<()>;
+
+/// Each message of a chain causes the next one, back and forth, and nobody waits for any of them.
+fn sync_and_join_return_when_messages_of_messages_are_processed(kind: Kind) {
+    const LENGTH: u8 = 10;
+    let processed = Arc::new(AtomicU32::new(0));
+    let book: Arc<OnceLock<Vec<Agent>>> = Arc::default();
+    let chain = || {
+        let (processed, book) = (Arc::clone(&processed), Arc::clone(&book));
+        Functions::default().plain("chain", move |payload| {
+            let &[me, left] = payload else { panic!("{payload:?}") };
+            if left > 0 {
+                let agent = &book.get().unwrap()[usize::from(me)];
+                call(agent, (1 - me).into(), "chain", &[1 - me, left - 1]).unwrap().on_done(|| {});
+            }
+            processed.fetch_add(1, Ordering::Relaxed);
+            Vec::new()
+        })
+    };
+    let agents = group(kind, 2, |_| {}, chain);
+    book.set(agents.clone()).unwrap();
+
+    for (round, wait) in (1..).zip([Agent::sync as Wait, Agent::join]) {
+        call(&agents[0], 1, "chain", &[1, LENGTH - 1]).unwrap().on_done(|| {});
+        let waits: Vec<_> = agents
+            .iter()
+            .map(|agent| {
+                let agent = agent.clone();
+                thread(move || wait(&agent, Some(deadline(SOON))).unwrap())
+            })
+            .collect();
+        waits.iter().for_each(finish);
+        assert_eq!(processed.load(Ordering::Relaxed), round * u32::from(LENGTH));
+    }
+    for agent in &agents {
+        agent.close(true, deadline(SOON));
+    }
+}
+
 /// Instantiates the list for each transport.
 macro_rules! suite {
     ([$($transport:ident = $kind:expr;)*] $tests:tt) => {
@@ -364,5 +404,6 @@ suite! {
         later_writes_to_what_was_received_do_not_reach_the_sender,
         a_message_beyond_the_limits_is_refused_where_it_is_made,
         a_future_ends_although_its_agent_is_dropped,
+        sync_and_join_return_when_messages_of_messages_are_processed,
     ]
 }

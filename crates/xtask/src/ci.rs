@@ -3,7 +3,7 @@
 use anyhow::Result;
 
 use crate::{
-    api, candle, demo, fmt, packages, plan::Plan, process::run, project::Project, setup, stubs, test,
+    api, demo, features, fmt, packages, plan::Plan, process::run, project::Project, setup, stubs, test,
 };
 
 pub(crate) fn add<'a>(plan: &mut Plan<'a>, project: &'a Project) {
@@ -14,7 +14,6 @@ pub(crate) fn add<'a>(plan: &mut Plan<'a>, project: &'a Project) {
     plan.step("dependencies", |_| dependencies(project));
     plan.step("clippy", |_| clippy(project));
     plan.step("Rust documentation", |_| documentation(project));
-    api::add(plan, project, false);
     plan.step("Python types", |_| run(project.python().args(["-m", "mypy"])));
     setup::add_extension(plan, project);
     stubs::add(plan, project);
@@ -22,7 +21,8 @@ pub(crate) fn add<'a>(plan: &mut Plan<'a>, project: &'a Project) {
     packages::add(plan, project);
     plan.step("models of lock-free state", |tally| test::models(project, tally));
     test::add(plan, project, false);
-    candle::add(plan, project);
+    features::add(plan, project);
+    api::add(plan, project, false);
 }
 
 fn python_lint(project: &Project) -> Result<()> {
@@ -30,9 +30,12 @@ fn python_lint(project: &Project) -> Result<()> {
     run(project.tool("ruff").arg("check"))
 }
 
-/// Advisories are left out: their database is a git repository that CI may not reach (ADR 0008).
+/// Advisories are left out: their database is a git repository that CI may not reach (ADR 0008). What only tests
+/// use may be what users are spared, such as a runtime.
 fn dependencies(project: &Project) -> Result<()> {
-    run(&mut project.cargo(&["deny", "--workspace", "--locked", "check", "bans", "licenses", "sources"]))
+    let deny = ["deny", "--workspace", "--locked"];
+    run(project.cargo(&deny).args(["--exclude-dev", "check", "bans", "licenses"]))?;
+    run(project.cargo(&deny).args(["check", "sources"]))
 }
 
 fn clippy(project: &Project) -> Result<()> {

@@ -11,9 +11,9 @@
 
 mod api;
 mod bench;
-mod candle;
 mod ci;
 mod demo;
+mod features;
 mod fmt;
 mod fuzz;
 mod gpu_check;

@@ -42,7 +42,6 @@ class DistAutogradContext:
         self._sends: dict[int, Any] = {}
         self._recvs: dict[int, Any] = {}
         self._answers: set[int] = set()
-        self._plain: set[int] = set()
         self._known: set[int] = set()
         self._calls: dict[int, tuple[_tensorcall.Call, int | None]] = {}
         self._gradients: dict[torch.Tensor, torch.Tensor] = {}
@@ -87,22 +86,16 @@ class DistAutogradContext:
         with self._lock:
             self._sends.pop(message, None)
 
-    def add_recv(self, message: int, function: Any, is_answer: bool, plain: bool = False) -> None:
+    def add_recv(self, message: int, function: Any, is_answer: bool) -> None:
         """Note the recv function of a message; ``None`` stands for one that nobody can use."""
         with self._lock:
             self._recvs[message] = function
             if is_answer:
                 self._answers.add(message)
-            if plain:
-                self._plain.add(message)
 
     def is_answer(self, message: int) -> bool:
         """Whether a message that was received answered a call of this worker."""
         return message in self._answers
-
-    def is_plain(self, message: int) -> bool:
-        """Whether a message that was received had plain data, and so may be of another kind of worker."""
-        return message in self._plain
 
     def add_call(self, call: _tensorcall.Call, message: int | None) -> None:
         """Note a call made in the context, and its message if that has a send function."""

@@ -117,11 +117,10 @@ def record_recv(
     message: int,
     tensors: Sequence[torch.Tensor],
     is_answer: bool = False,
-    plain: bool = False,
 ) -> None:
     """Make the recv function of a message; `tensors` have just been received, and become its outputs."""
     if not tensors:
-        context.add_recv(message, None, is_answer, plain)
+        context.add_recv(message, None, is_answer)
         return
     for tensor in tensors:
         tensor.requires_grad_(False)
@@ -134,7 +133,7 @@ def record_recv(
             _Recv.apply(anchor, *tensors)
     node: Any = tensors[0].grad_fn
     node.context_id = context._context_id()
-    context.add_recv(message, node, is_answer, plain)
+    context.add_recv(message, node, is_answer)
 
 
 def send_edge(node: Any) -> GradientEdge:

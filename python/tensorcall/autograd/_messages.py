@@ -63,26 +63,36 @@ def unpack(
 
 
 class Recording:
-    """A call by name that is about to be made in a context; the extension hands over its tensors."""
+    """Plain data that is about to be sent in a context; the extension hands over its tensors.
 
-    def __init__(self, context: DistAutogradContext, rank: int) -> None:
+    Args:
+        context: the context.
+        rank: the worker that it goes to.
+        always: whether it carries the context even without tensors that need gradients.
+    """
+
+    def __init__(self, context: DistAutogradContext, rank: int, always: bool = True) -> None:
         self._context = context
         self._rank = rank
+        self._carries = always
         self.message: int | None = None
 
-    def __call__(self, tensors: list[torch.Tensor]) -> Mark:
-        """Make the send function for those that need gradients."""
-        self._context.sends_to(self._rank)
+    def __call__(self, tensors: list[torch.Tensor]) -> Mark | None:
+        """Make the send function for those that need gradients; what the message carries."""
         if tensors and torch.is_grad_enabled():
             message = _context.container.new_message()
             _functions.record_send(self._context, message, self._rank, tensors)
-            self.message = message
+            self.message, self._carries = message, True
+        if not self._carries:
+            return None
+        self._context.sends_to(self._rank)
         return self._context._context_id(), self.message
 
     def made(self, call: Any) -> None:
         """The call was made, or it could not be."""
         if isinstance(call, _tensorcall.Call):
-            self._context.add_call(call, self.message)
+            if self._carries:
+                self._context.add_call(call, self.message)
         elif self.message is not None:
             self._context.drop_send(self.message)
 
@@ -92,7 +102,7 @@ def record_plain(
 ) -> None:
     """Plain data has brought tensors that its sender has recorded: they become outputs of a recv function."""
     if context is not None and mark[1] is not None:
-        _functions.record_recv(context, mark[1], tensors, is_answer, plain=True)
+        _functions.record_recv(context, mark[1], tensors, is_answer)
 
 
 def taken(call: Any) -> None:

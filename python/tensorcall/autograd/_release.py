@@ -16,7 +16,7 @@ _ATTEMPTS = 5
 
 
 def release(context_id: int, but: int | None = None) -> bool:
-    """End a context on this worker and have those told that it went to, `but` one. False if it is not here."""
+    """End a context on this worker and have those told that it went to, `but` one. False if there is none."""
     found = _context.container.remove(context_id)
     if found is None:
         return False

@@ -134,20 +134,38 @@ def _start_named(
     """
     rank = agent._rank_of(to)
     limit = limit_of(agent, timeout)
+    return _made(_recording(rank, name), named, rank, name, tuple(args or ()), dict(kwargs or {}), limit)
+
+
+def _recording(rank: int, name: str) -> _messages.Recording | None:
+    """What records the tensors of a call by name to a worker, in a context."""
     context = _context.open_context()
-    recording = None if context is None else _messages.Recording(context, rank)
+    if context is None:
+        return None
+    # What a torch operator returns needs gradients only if an argument does.
+    return _messages.Recording(context, rank, always=not _target.is_torchs(name))
+
+
+def _made(recording: _messages.Recording | None, make: Callable[..., Any], *args: Any) -> Any:
+    """What the extension made of a call by name; `Unsent` if it could not be sent."""
+    if recording is None:
+        return _sent(make, *args)
     made: Any = None
     try:
-        made = named(rank, name, tuple(args or ()), dict(kwargs or {}), limit, recording)
+        made = _sent(make, *args, recording)
+    finally:
+        recording.made(made[1] if isinstance(made, tuple) else made)
+    return made
+
+
+def _sent(make: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return make(*args)
     except NotImplementedError:
         # A tensor without memory: a mistake in making the call.
         raise
     except RuntimeError as error:
-        made = Unsent(error)
-    finally:
-        if recording is not None:
-            recording.made(made[1] if isinstance(made, tuple) else made)
-    return made
+        return Unsent(error)
 
 
 def _start(
@@ -170,20 +188,20 @@ def _start(
     args = args if args else ()
     kwargs = kwargs if kwargs else {}
     name = _target.name_of(func, args, kwargs)
+    label = func.__qualname__ if type(func) is _target.Method else name
     moved = bool(agent._options.device_maps) and agent._devices.moves_arguments(agent._name_of(rank))
-    context = _context.open_context()
-    plainly = context is None and name is not None and not moved
-    if plainly and name is not None and pickler is internal._internal_rpc_pickler:
-        call = _start_plain(plain, rank, name, args, kwargs, timeout)
+    if name is not None and not moved and pickler is internal._internal_rpc_pickler:
+        call = _start_plain(plain, rank, name, func, args, kwargs, timeout)
         if call is not None:
-            return call, name
+            return call, label or name
     if agent._native.is_plain(rank):
         raise TypeError(_not_python(agent._name_of(rank), func, name))
     if name is not None:
         func = _by_name(func, name)
     _target.check_sendable(func)
+    context = _context.open_context()
     options = {"lend": True} if waits and pickler is internal._internal_rpc_pickler else {}
-    label = name or str(getattr(func, "__qualname__", None) or type(func).__qualname__)
+    label = label or str(getattr(func, "__qualname__", None) or type(func).__qualname__)
     request = internal.PythonUDF(func, args, kwargs)
     if context is not None:
         return _start_recorded(
@@ -280,8 +298,9 @@ def decode(
 
 
 def _start_plain(
-    plain: Callable[..., Any], rank: int, name: str, args: Any, kwargs: Any, timeout: float
+    plain: Callable[..., Any], rank: int, name: str, func: Any, args: Any, kwargs: Any, timeout: float
 ) -> Any:
+    """The call, if its arguments are plain data."""
     if type(args) is not tuple:
         try:
             args = tuple(args)
@@ -290,10 +309,10 @@ def _start_plain(
             return None
     if type(kwargs) is not dict:
         return None
-    try:
-        return plain(rank, name, args, kwargs, timeout)
-    except RuntimeError as error:
-        return Unsent(error)
+    label = name
+    if type(func) is _target.Method:
+        label, args, kwargs = func.__qualname__, (func.rref, func.__qualname__, args, kwargs), {}
+    return _made(_recording(rank, name), plain, rank, name, args, kwargs, timeout, label)
 
 
 def _not_python(worker: str, func: Any, name: str | None) -> str:

@@ -1,6 +1,6 @@
 """A group of workers over gloo, private to RPC.
 
-What gloo does and does not do decides how it is used here (docs/adr/0018):
+What gloo does and does not do decides how it is used here (docs/adr/0019):
 
 - A receive names its source, and is posted by one thread per source: it is one hop faster than a receive
   from any, and it fails as soon as that source dies, which a receive from any does not.

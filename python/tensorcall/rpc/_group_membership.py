@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from datetime import timedelta
 from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, Store
@@ -27,9 +26,6 @@ from ._worker import WorkerInfo
 from .options import AgentOptions
 
 _logger = logging.getLogger("tensorcall")
-
-_PARTING = timedelta(seconds=1)
-"""How long a worker that cannot join stays, so that the others hear why and do not just lose it."""
 
 
 def join(
@@ -196,17 +192,20 @@ class _Joining:
         raise (ValueError if is_value else RuntimeError)(error)
 
     def _part(self) -> None:
-        """Let nobody lose the group who has not heard yet why there will be none."""
-        try:
-            self._gather({}, _PARTING)
-        except RuntimeError as late:
-            _logger.debug("parting from the group: %s", late)
+        """Stay until all have heard why there will be no group, so that nobody just loses it instead.
 
-    def _gather(self, mine: dict[str, Any], limit: timedelta | None = None) -> list[dict[str, Any]]:
-        data = json.dumps(mine).encode()
-        left = self._deadline.left() if limit is None else min(limit, self._deadline.left())
+        Who has entered this gathering has the answers of the one before. One that does not come is gone,
+        which ends the wait, or is stuck, and the others wait for it no longer either.
+        """
         try:
-            found = interruptible(lambda: self._group.all_gather(data, left))
+            self._gather({})
+        except RuntimeError as error:
+            _logger.debug("parting from the group: %s", error)
+
+    def _gather(self, mine: dict[str, Any]) -> list[dict[str, Any]]:
+        data = json.dumps(mine).encode()
+        try:
+            found = interruptible(lambda: self._group.all_gather(data, self._deadline.left()))
         except RuntimeError as error:
             text = (
                 f"worker {self._name!r} (rank {self._group.rank}) lost the group in which the workers meet: "

@@ -160,6 +160,9 @@ class Handler:
         """
         if not torch.is_grad_enabled():
             torch._C._set_grad_enabled(True)
+        if function is _target.Method:
+            rref, name, args, kwargs = args
+            function = _target.Method(rref, name)
         try:
             result = self._run(function, args, kwargs)
         except BaseException as error:
@@ -193,9 +196,7 @@ class Handler:
 
     def record_result(self, tensors: list[torch.Tensor], autograd: Mark, caller: int) -> Mark | None:
         """Record tensors of a result in plain data, which need gradients."""
-        recording = _messages.Recording(_context.container.enter(autograd[0]), caller)
-        mark = recording(tensors)
-        return None if mark[1] is None else mark
+        return _messages.Recording(_context.container.enter(autograd[0]), caller, always=False)(tensors)
 
     def _run(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if server_process_global_profiler.is_on():
@@ -292,8 +293,7 @@ class Handler:
             raise self._error_of_pass(error) from error
 
     def _pack_gradients(self, context_id: int, message: int, gradients: Gradients) -> PackedGradients | None:
-        context = _context.container.find(context_id)
-        plain = context is not None and context.is_plain(message)
+        plain = _agent.current()._native.is_plain(_context.rank_of(message))
         return _messages.pack_gradients(gradients, self._way_back(context_id, message), plain)
 
     def _way_back(self, context_id: int, message: int) -> Placement:

@@ -15,12 +15,15 @@ import sys
 import types
 from collections.abc import Callable, Sequence
 from pickle import PicklingError
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from . import _named
 from ._remote_error import OperatorError
+
+if TYPE_CHECKING:
+    from ._rref import PyRRef
 
 _find_builtin: Callable[[Any], str | None] = torch.jit._builtins._find_builtin
 _ScriptFunction = torch.jit.ScriptFunction
@@ -67,6 +70,29 @@ class TorchTarget:
         return find, (self._name,)
 
 
+class Method:
+    """A method of the value that a reference refers to; to be called on the owner.
+
+    Once it was called, it says itself whether its result is a future to be followed. As plain data it is
+    the class's name with these arguments: the reference, the method's name, its arguments.
+    """
+
+    def __init__(self, rref: PyRRef, name: str) -> None:
+        self.rref = rref
+        self.__qualname__ = name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        method = getattr(self.rref.local_value(), self.__qualname__)
+        self._wrapped_async_rpc_function = getattr(method, "_wrapped_async_rpc_function", None)
+        return method(*args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Method, (self.rref, self.__qualname__)
+
+
+_METHOD = f"{Method.__module__}:{Method.__qualname__}"
+
+
 class AsyncTorchTarget(TorchTarget):
     """A script function whose result is the value of the future that it returns."""
 
@@ -94,6 +120,8 @@ def name_of(func: Any, args: Any, kwargs: Any) -> str | None:
     Raises:
         RuntimeError: `func` is an operator or a script function that does not take these arguments.
     """
+    if type(func) is Method:
+        return _METHOD
     known = _known.get(func) if type(func) is types.FunctionType else None
     if known is not None and known.home.get(known.attribute) is func:
         return known.name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -165,7 +166,8 @@ class ProcessGroupRpcBackendOptions(AgentOptions):
     Args:
         num_send_recv_threads: pieces of large tensors that may be under way at once to one worker, and
             from one. As many user functions may be at work at once, if that is more than 16.
-        rpc_timeout: seconds a call may take by default; 0 means no limit.
+        rpc_timeout: seconds a call may take by default; 0 means no limit. A ``timedelta`` will do, as in
+            torch 1.5.
         init_method: URL of the rendezvous, where no group is given and ``torch.distributed`` has none.
         process_group: over whose ranks to work: one of ``torch.distributed``, or a communicator of
             ``mpi4py``. A private one is made from it; nothing is sent on this one.
@@ -178,10 +180,12 @@ class ProcessGroupRpcBackendOptions(AgentOptions):
     def __init__(
         self,
         num_send_recv_threads: int = DEFAULT_NUM_SEND_RECV_THREADS,
-        rpc_timeout: float = DEFAULT_RPC_TIMEOUT_SEC,
+        rpc_timeout: float | timedelta = DEFAULT_RPC_TIMEOUT_SEC,
         init_method: str = DEFAULT_INIT_METHOD,
         process_group: Any = None,
     ) -> None:
+        if isinstance(rpc_timeout, timedelta):
+            rpc_timeout = rpc_timeout.total_seconds()
         super().__init__(rpc_timeout, init_method)
         self.num_send_recv_threads = num_send_recv_threads
         self.process_group = process_group

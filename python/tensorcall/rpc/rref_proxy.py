@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import api
+from ._target import Method
 from .constants import UNSET_RPC_TIMEOUT
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def _invoke_rpc(
     if rpc_api is api.remote:
         _check_method(rref, func_name, timeout)
     rref._look()
-    return rpc_api(rref.owner(), _Method(rref, func_name), args=args, kwargs=kwargs, timeout=timeout)
+    return rpc_api(rref.owner(), Method(rref, func_name), args=args, kwargs=kwargs, timeout=timeout)
 
 
 def _check_method(rref: PyRRef, name: str, timeout: float) -> None:
@@ -65,22 +66,3 @@ def _check_method(rref: PyRRef, name: str, timeout: float) -> None:
 
 def _has(rref: PyRRef, name: str) -> bool:
     return hasattr(rref.local_value(), name)
-
-
-class _Method:
-    """A method of the value that `rref` refers to; to be called on the owner.
-
-    Once it was called, it says itself whether its result is a future to be followed.
-    """
-
-    def __init__(self, rref: PyRRef, name: str) -> None:
-        self.rref = rref
-        self.__qualname__ = name
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        method = getattr(self.rref.local_value(), self.__qualname__)
-        self._wrapped_async_rpc_function = getattr(method, "_wrapped_async_rpc_function", None)
-        return method(*args, **kwargs)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Method, (self.rref, self.__qualname__)

@@ -61,7 +61,7 @@ def test_two_workers_of_each_language_meet_where_torchrun_says(worker: str) -> N
         said, _ = job.communicate(timeout=LIMIT)
 
     assert job.returncode == 0, said
-    for part in ("calls", "errors", "references", "losses"):
+    for part in ("calls", "errors", "cancellations", "references", "losses"):
         assert f"{part} done in" in said
     # The other workers were lost, on purpose.
     assert "py0 left" in said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from contextlib import contextmanager
@@ -14,13 +15,18 @@ import torch
 import torch.distributed as dist
 import torch.distributed.rpc as rpc
 from harness import ENGINE_VARIABLE, Group, Worker
+from sockets import listening
 
 pytestmark = pytest.mark.skipif(
     os.environ.get(ENGINE_VARIABLE, "tensorcall") != "tensorcall", reason="torch has no such backend any more"
 )
 
-LISTENING = "0A"
-ACCEPTING = "00010000"
+WAYS = {
+    "unix sockets": {},
+    "tcp": {"TENSORCALL_TCP_ONLY": "1"},
+    "process group": {"TENSORCALL_BACKEND": "process_group"},
+}
+"""The ways for messages between workers, and how the environment chooses them."""
 
 
 def start(worker: Worker, **options: Any) -> None:
@@ -43,11 +49,11 @@ def joined(worker: Worker, **options: Any) -> Any:
 
 
 @contextmanager
-def users_group(worker: Worker) -> Any:
+def users_group(worker: Worker, backend: str = "gloo") -> Any:
     """A group of the user's own."""
     host, _, port = worker.init_method.removeprefix("tcp://").partition(":")
     store = dist.TCPStore(host, int(port), worker.world_size, worker.rank == 0)
-    dist.init_process_group("gloo", store=store, rank=worker.rank, world_size=worker.world_size)
+    dist.init_process_group(backend, store=store, rank=worker.rank, world_size=worker.world_size)
     yield
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -77,6 +83,10 @@ def fails() -> None:
 
 def calls(worker: Worker) -> None:
     with joined(worker):
+        agent = rpc.api._get_current_rpc_agent()
+        assert [rpc.get_worker_info(f"w{rank}").id for rank in range(3)] == [0, 1, 2]
+        assert [agent.get_worker_info(rank).name for rank in range(3)] == ["w0", "w1", "w2"]
+        assert rpc.get_worker_info().name == worker.name
         small, large = torch.arange(3), torch.arange(4 << 20)
         for other in ("w0", "w1", "w2"):
             assert rpc.rpc_sync(other, kind) == "ProcessGroupAgent"
@@ -100,27 +110,6 @@ def alone(worker: Worker, folder: str) -> tuple[list[str], int]:
 
 def test_a_group_of_one_worker_works_and_listens_nowhere(group: Group, tmp_path: Path) -> None:
     assert group.run(alone, arguments=(str(tmp_path),)) == [([], 1)]
-
-
-def listening() -> list[str]:
-    """The sockets of this process at which others can connect, by what the kernel says of them."""
-    mine = set()
-    for descriptor in Path("/proc/self/fd").iterdir():
-        try:
-            mine.add(os.readlink(descriptor))
-        except FileNotFoundError:
-            continue
-    found = []
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            columns = line.split()
-            if columns[3] == LISTENING and f"socket:[{columns[9]}]" in mine:
-                found.append(f"{table} {columns[1]}")
-    for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
-        columns = line.split()
-        if columns[3] == ACCEPTING and f"socket:[{columns[6]}]" in mine:
-            found.append(f"unix {columns[7:]}")
-    return sorted(found)
 
 
 def listens(worker: Worker) -> tuple[int, int]:
@@ -158,6 +147,23 @@ def test_a_group_that_is_given_says_who_the_workers_are(group: Group) -> None:
     even, odd = [("w0", 0), ("w2", 1)], [("w1", 0), ("w3", 1)]
 
     assert group.run(given, given, given, given) == [[even, [2, 2]], [odd, [2, 2]]] * 2
+
+
+def silent(worker: Worker) -> list[list[float]]:
+    """The user's groups deliver nothing to anybody: whatever were sent on one would never arrive."""
+    from torch.testing._internal.distributed import fake_pg
+
+    assert fake_pg is not None  # its import is what registers the backend
+    got = []
+    with users_group(worker, "fake"):
+        for given in (None, dist.new_group(backend="fake")):
+            with joined(worker, process_group=given):
+                got.append(rpc.rpc_sync(f"w{1 - worker.rank}", torch.add, args=(torch.ones(2), 1)).tolist())
+    return got
+
+
+def test_no_message_of_ours_travels_on_the_users_group(group: Group) -> None:
+    assert group.run(silent, silent) == [[[2, 2], [2, 2]]] * 2
 
 
 def destroys(worker: Worker) -> float:
@@ -299,6 +305,35 @@ def test_the_loss_of_a_rank_is_told_by_its_name(group: Group) -> None:
     assert took < 5
 
 
+def leaver(worker: Worker) -> None:
+    start(worker)
+    rpc.rpc_sync("w1", torch.add, args=(torch.ones(1), 1))
+    worker.tell("called")
+    worker.hear()
+    begun = time.monotonic()
+    rpc.shutdown(graceful=False)
+    worker.tell(time.monotonic() - begun)
+
+
+def stopped(worker: Worker) -> None:
+    start(worker)
+    worker.hear()
+    rpc.shutdown(graceful=False)
+
+
+def test_leaving_takes_a_moment_although_the_other_rank_says_nothing(group: Group) -> None:
+    group.start(leaver, stopped)
+    assert group.hear(0) == "called"
+    os.kill(group.pid(1), signal.SIGSTOP)
+    group.tell(0, "leave")
+    took = group.hear(0)
+    os.kill(group.pid(1), signal.SIGCONT)
+    group.tell(1, "leave")
+    group.finish()
+
+    assert took < 5
+
+
 count = 0
 
 
@@ -311,21 +346,30 @@ def nest_here(hops: int) -> None:
         rpc.rpc_async(other, nest_here, args=(hops - 1,))  # nobody waits for it
 
 
-def syncs(worker: Worker) -> int:
-    with joined(worker):
-        if worker.rank == 0:
-            rpc.rpc_async("w1", nest_here, args=(9,))
-        rpc.api._get_current_rpc_agent().sync()
-        return count
+def syncs(worker: Worker) -> list[int]:
+    seen = []
+    with worker.joined():
+        agent = rpc.api._get_current_rpc_agent()
+        for wait in (agent.sync, agent.join):
+            if worker.rank == 0:
+                rpc.rpc_async("w1", nest_here, args=(9,))
+            wait()
+            seen.append(count)
+    return seen
 
 
-def test_sync_returns_when_nested_messages_of_the_whole_job_are_processed(group: Group) -> None:
-    assert group.run(syncs, syncs) == [5, 5]
+@pytest.mark.parametrize("variables", WAYS.values(), ids=WAYS)
+def test_sync_and_join_return_when_nested_messages_of_the_whole_job_are_processed(
+    group: Group, variables: dict[str, str]
+) -> None:
+    group.environment |= variables
+
+    assert group.run(syncs, syncs) == [[5, 10]] * 2
 
 
 def same_name(worker: Worker) -> tuple[str, bool]:
     with users_group(worker):
-        options = rpc.ProcessGroupRpcBackendOptions(rpc_timeout=10)
+        options = rpc.ProcessGroupRpcBackendOptions(rpc_timeout=20)
         with pytest.raises(RuntimeError) as raised:
             rpc.init_rpc("same", backend=rpc.BackendType.PROCESS_GROUP, rpc_backend_options=options)
         return str(raised.value), rpc.api._is_current_rpc_agent_set()
@@ -339,7 +383,7 @@ def test_names_are_unique_in_the_group(group: Group) -> None:
 
 def bad_name(worker: Worker) -> str:
     with users_group(worker):
-        options = rpc.ProcessGroupRpcBackendOptions(rpc_timeout=10)
+        options = rpc.ProcessGroupRpcBackendOptions(rpc_timeout=20)
         with pytest.raises((RuntimeError, ValueError)) as raised:
             name = "no name" if worker.rank else "w0"
             rpc.init_rpc(name, backend=rpc.BackendType.PROCESS_GROUP, rpc_backend_options=options)

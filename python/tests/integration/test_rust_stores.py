@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
+import uuid
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -370,3 +372,48 @@ def test_a_rust_worker_says_who_does_not_answer_where_it_is_to_meet() -> None:
 
     with store_worker("join", "rust", place, 5, 3) as rust:
         assert rust.hear() == "error rank must be from 0 to world_size - 1: got rank 5 with world_size 3"
+
+
+def as_launched_by(launcher: str, rank: int, size: int, job: str, port: int) -> dict[str, str]:
+    """What each of the processes on one host finds in its environment."""
+    variables: dict[str, Any] = {
+        "torchrun": {"RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
+        "Open MPI": {
+            "OMPI_COMM_WORLD_RANK": rank,
+            "OMPI_COMM_WORLD_SIZE": size,
+            "OMPI_COMM_WORLD_LOCAL_RANK": rank,
+            "OMPI_COMM_WORLD_LOCAL_SIZE": size,
+            "PMIX_NAMESPACE": f"prterun-{job}@1",
+        },
+        "MPICH": {"PMI_RANK": rank, "PMI_SIZE": size, "MPI_LOCALNRANKS": size, "MASTER_PORT": port},
+        "Slurm": {
+            "SLURM_PROCID": rank,
+            "SLURM_NTASKS": size + 1,
+            "SLURM_STEP_NUM_TASKS": size,
+            "SLURM_JOB_NUM_NODES": 1,
+            "SLURM_JOB_NODELIST": "node[07-09]",
+            "SLURM_JOB_ID": job,
+            "SLURM_STEP_ID": 0,
+        },
+    }
+    return {name: str(value) for name, value in variables[launcher].items()}
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "Open MPI", "MPICH", "Slurm"])
+def test_rust_workers_meet_by_what_their_launcher_says(launcher: str) -> None:
+    """Open MPI and Slurm say no port: it is derived from the name of the job."""
+    job, port = uuid.uuid4().hex, _free_port()
+    with ExitStack() as stack:
+        workers = [
+            stack.enter_context(
+                store_worker("join", "w%", "env://", "-", "-", **as_launched_by(launcher, rank, 3, job, port))
+            )
+            for rank in range(3)
+        ]
+        assert [worker.hear() for worker in workers] == ["w0:0 w1:1 w2:2"] * 3
+        assert workers[2].ask("call w0 echo 5") == "Ok(Int(5))"
+        for worker in workers:
+            worker.say("leave")
+        assert [worker.hear() for worker in workers] == ["Ok(())"] * 3
+        for worker in workers:
+            worker.end()

@@ -8,10 +8,12 @@ becomes it there. The environment says where the workers meet. The first Python 
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 if __name__ == "__main__" and os.environ["RANK"] in sys.argv[2].split(","):
@@ -49,6 +51,31 @@ def sleep(seconds: float) -> None:
     time.sleep(seconds)
 
 
+seen = {"begun": 0, "cancelled": 0}
+notes: list[str] = []
+
+
+@rpc.function
+async def hang() -> None:
+    seen["begun"] += 1
+    try:
+        await asyncio.Event().wait()
+    except asyncio.CancelledError:
+        seen["cancelled"] += 1
+        raise
+
+
+@rpc.function
+def hanging() -> tuple[int, int]:
+    return seen["begun"], seen["cancelled"]
+
+
+@rpc.function
+def note_later(text: str) -> None:
+    time.sleep(0.3)
+    notes.append(text)
+
+
 @rpc.function
 def die() -> None:
     # At another exit status torchrun would end all.
@@ -67,6 +94,13 @@ def count_on(counter: Any) -> Any:
 
 def make(shape: list[int]) -> torch.Tensor:
     return torch.ones(shape)
+
+
+def eventually(is_so: Callable[[], bool]) -> None:
+    end = time.monotonic() + SOON
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def raises(kind: type[BaseException], *texts: str) -> Any:
@@ -125,6 +159,8 @@ def errors(python: list[str], rust: list[str]) -> None:
         rpc.rpc_sync(worker, "parse", args=("1", "2"))
     with raises(ValueError, f"worker '{worker}'", "'parse'", "argument 1", "expected"):
         rpc.rpc_sync(worker, "parse", args=(1,))
+    with raises(ValueError, f"worker '{worker}'", "'parse'", "no keyword arguments"):
+        rpc.rpc_sync(worker, "parse", kwargs={"text": "1"})
     with raises(TypeError, f"argument 2 of echo on worker '{worker}'", "at ['x'] is an object of type set"):
         rpc.rpc_sync(worker, "echo", args=(1, {"x": {1}}))
     with raises(TypeError, f"worker '{worker}', which runs no Python", "fail"):
@@ -158,6 +194,16 @@ def errors(python: list[str], rust: list[str]) -> None:
 
 def python_rank(name: str) -> int:
     return int(rpc.get_worker_info(name).id)
+
+
+def cancellations(python: list[str], rust: list[str]) -> None:
+    # Of Python's call of an async function in Rust, and the other way round.
+    future = rpc.rpc_async(rust[0], "hang")
+    eventually(lambda: rpc.rpc_sync(rust[0], "hanging") == (1, 0))
+    future.cancel()
+    eventually(lambda: rpc.rpc_sync(rust[0], "hanging") == (1, 1))
+    rpc.rpc_sync(rust[0], "abandon", args=(python[1],))
+    assert rpc.rpc_sync(python[1], hanging) == (1, 1)
 
 
 def references(python: list[str], rust: list[str]) -> None:
@@ -223,11 +269,18 @@ def main() -> None:
     rpc.init_rpc(f"py{rank}", rank=rank, world_size=size, rpc_backend_options=options)
     if rank == python[0]:
         names = [f"py{each}" for each in python], [f"rust{each}" for each in rust]
-        for part in (calls, errors, references, losses):
+        for part in (calls, errors, cancellations, references, losses):
             began = time.monotonic()
             part(*names)
             print(f"{part.__name__} done in {time.monotonic() - began:.1f} s", flush=True)
+        # What was begun is done before anybody leaves, whoever does it for whom.
+        last = rpc.rpc_async(f"rust{rust[0]}", "nap", args=(0.3,))
+        rpc.rpc_sync(f"rust{rust[0]}", "begin", args=(f"py{rank}", "note_later", ["done"]))
     rpc.shutdown()
+    if rank == python[0]:
+        assert last.done()
+        assert last.wait() is None
+        assert notes == ["done"]
     print(f"py{rank} left", flush=True)
 
 

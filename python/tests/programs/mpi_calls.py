@@ -7,6 +7,7 @@ import threading
 import tensorcall.rpc as rpc
 import torch
 from mpi4py import MPI
+from sockets import listening
 
 WORLD = MPI.COMM_WORLD
 
@@ -24,7 +25,9 @@ def live(color: int) -> None:
     half = WORLD.Split(color, WORLD.rank)
     name = f"w{half.rank}"
     options = rpc.ProcessGroupRpcBackendOptions(process_group=half, rpc_timeout=30)
+    before = listening()
     rpc.init_rpc(name, backend=rpc.BackendType.PROCESS_GROUP, rpc_backend_options=options)
+    assert listening() == before
     assert rpc.get_worker_info().id == half.rank
     thread = threading.Thread(target=reduce, args=(half,))
     thread.start()

@@ -85,6 +85,7 @@ NOT_SAID = {
     "a wrong answer to a wait": "part of another text",
     "it answers something else": "part of another text",
     "it did not say what a client says first": "part of a debug log",
+    "more is on the way than may be, and most of it here": "part of a debug log",
     "an object": "part of another text",
     "sign of life": "a label",
     "#remote_op: ": "stands in the names of events",

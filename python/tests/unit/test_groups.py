@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -65,6 +66,10 @@ def test_options_may_be_given_by_place_as_they_could() -> None:
     assert (options.num_send_recv_threads, options.rpc_timeout) == (32, 5)
     assert options.init_method == "tcp://there:1"
     assert options.num_worker_threads == 32  # functions used to run on the same threads
+
+
+def test_a_timeout_may_be_a_timedelta_as_it_once_had_to_be() -> None:
+    assert rpc.ProcessGroupRpcBackendOptions(rpc_timeout=timedelta(minutes=2)).rpc_timeout == 120
 
 
 def test_options_are_checked() -> None:

@@ -20,6 +20,7 @@ class Worker(NativeWorker):
 
     def __init__(self, rank: int) -> None:
         super().__init__(rank)
+        self.value: Any = 5
         self.asked: list[tuple[Any, ...]] = []
 
     def run_pickled(self, payload: bytes, tensors: Any, rrefs: Any, caller: int, autograd: Any) -> Any:
@@ -28,11 +29,15 @@ class Worker(NativeWorker):
 
     def run_pickled_here(self, payload: bytes, tensors: Any, rrefs: Any, caller: int, autograd: Any) -> Any:
         self.asked.append(("run", caller, autograd))
-        return 5
+        return self.value
 
     def dump_result(self, obj: object, autograd: Any, caller: int) -> Any:
         self.asked.append(("dump", caller, autograd))
         return 1, b"result", [], [], (7, 8)
+
+    def record_result(self, tensors: list[torch.Tensor], autograd: Any, caller: int) -> Any:
+        self.asked.append(("record", caller, autograd))
+        return (7, 8)
 
 
 @pytest.fixture
@@ -58,14 +63,26 @@ def test_a_call_and_its_result_bring_their_places_in_a_context(
     assert there.asked == [("run", 0, place)]
 
 
-def test_a_value_that_stays_is_recorded_when_it_is_fetched(workers: tuple[Worker, Worker]) -> None:
+@pytest.mark.parametrize(
+    ("value", "asked"),
+    [
+        (5, []),
+        (torch.ones(2), []),
+        (torch.ones(2, requires_grad=True), [("record", 0, (3, None))]),
+        ({1}, [("dump", 0, (3, None))]),
+    ],
+)
+def test_a_value_that_stays_is_recorded_when_it_is_fetched(
+    workers: tuple[Worker, Worker], value: Any, asked: list[Any]
+) -> None:
     here, there = workers
+    there.value = value
     rref, creation = here.native.remote_pickled(1, "label", b"", [], [], SOON, (3, 4))
     assert isinstance(creation, _tensorcall.Call)
 
     assert take(creation) == (0, None, [], [], None)
-    assert take(rref.fetch(SOON, "to_here", (3, None)))[4] == (7, 8)
-    assert there.asked == [("run", 0, (3, 4)), ("dump", 0, (3, None))]
+    assert take(rref.fetch(SOON, "to_here", (3, None)))[4] == ((7, 8) if asked else None)
+    assert there.asked == [("run", 0, (3, 4)), *asked]
 
 
 def test_without_a_context_results_are_plain_data_if_they_can_be(workers: tuple[Worker, Worker]) -> None:

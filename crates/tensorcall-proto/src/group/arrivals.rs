@@ -66,7 +66,7 @@ pub enum Arrival<M, T> {
     Piece {
         /// Its number.
         number: u64,
-        /// How many bytes.
+        /// How many bytes; no more than that where nobody wants them.
         len: u64,
         /// Where they belong; `None` if nobody wants them.
         target: Option<T>,
@@ -368,15 +368,20 @@ impl<P: Places> Arrivals<P> {
     }
 
     fn announce(&mut self, stream: u32, number: u64, len: u64) -> Result<(), EnvelopeError> {
-        if number < self.next_piece {
+        let Some(missed) = number.checked_sub(self.next_piece) else {
             // It is on its way or has come; only whoever announced it did not know.
             return Ok(());
-        }
-        if len == 0 || len > PIECE || self.pieces.len() >= MAX_PIECES || number == u64::MAX {
+        };
+        let room = MAX_PIECES.saturating_sub(self.pieces.len()) as u64;
+        if len == 0 || len > PIECE || missed >= room || number == u64::MAX {
             return Err(EnvelopeError::Piece { number, len });
         }
+        // Announced in an envelope that came damaged, and sent all the same, maybe long ago: they are not to
+        // be taken for later pieces of their tags.
+        for number in self.next_piece..number {
+            self.expect_piece(0, number, PIECE, None);
+        }
         self.next_piece = number + 1;
-        self.pieces.insert(number, stream);
         let mut target = None;
         if let Some(assembly) = self.streams.get_mut(&stream) {
             let link = assembly.link;
@@ -386,12 +391,18 @@ impl<P: Places> Arrivals<P> {
                 self.or_broken(link, Err(error));
             }
         }
+        self.expect_piece(stream, number, len, target);
+        Ok(())
+    }
+
+    /// Has a piece received, now or when others have come.
+    fn expect_piece(&mut self, stream: u32, number: u64, len: u64, target: Option<P::Target>) {
+        self.pieces.insert(number, stream);
         if self.pieces.len() > RECEIVING {
             self.waiting.push_back((number, len, target));
         } else {
             self.events.push_back(Arrival::Piece { number, len, target });
         }
-        Ok(())
     }
 
     fn end(&mut self, link: WireLink, at_once: bool, text: &str) {

@@ -209,8 +209,8 @@ impl<S: Segment> Departures<S> {
         self.signals.push_back(Signal::Reset);
     }
 
-    /// An envelope to that rank came damaged: announces the pieces on their way again. All links must have
-    /// been forgotten.
+    /// An envelope to that rank may have come damaged: announces the pieces on their way again, for nobody.
+    /// That says nothing of those whose announcement came.
     pub fn announce_again(&mut self) {
         let pieces = self.pieces.iter().map(|(&number, &(_, len))| Signal::Piece { number, len });
         self.signals.extend(pieces);

@@ -70,6 +70,10 @@ struct Sent {
 }
 
 fn parcel(sent: &Sent) -> Parcel<Bytes> {
+    parcel_on(LINK, sent)
+}
+
+fn parcel_on(link: WireLink, sent: &Sent) -> Parcel<Bytes> {
     let call = Call {
         id: MessageId::new(sent.id),
         function: FunctionRef::InPayload,
@@ -94,7 +98,7 @@ fn parcel(sent: &Sent) -> Parcel<Bytes> {
         }
     }
     let id = Some(MessageId::new(sent.id));
-    Parcel { link: LINK, id, priority: descriptor.priority(), after: None, narrow, control_len, wide }
+    Parcel { link, id, priority: descriptor.priority(), after: None, narrow, control_len, wide }
 }
 
 /// Two ranks and what is between them.
@@ -123,24 +127,53 @@ impl World {
         }
     }
 
-    /// One envelope crosses, if there is one.
-    fn envelope(&mut self) -> bool {
-        let Some(Envelope { bytes, finishes }) = self.out.poll_envelope() else { return false };
+    /// One envelope leaves, if there is one, with the pieces that it announces.
+    fn leaves(&mut self) -> Option<Vec<u8>> {
+        let Envelope { bytes, finishes } = self.out.poll_envelope()?;
         assert!(bytes.len() <= ENVELOPE);
         self.out.envelope_sent(&finishes, |_, id| self.sent.push(id.get()));
         while let Some(piece) = self.out.poll_piece() {
             self.flying.push_back(piece);
         }
+        Some(bytes)
+    }
+
+    /// One envelope crosses, if there is one.
+    fn envelope(&mut self) -> bool {
+        let Some(bytes) = self.leaves() else { return false };
         self.arrivals.feed(&bytes).unwrap();
         self.look();
         true
     }
 
-    /// The piece at this place among those on their way arrives.
-    fn piece(&mut self, place: usize) {
+    /// One envelope comes damaged, if there is one: its receiver ends `link`.
+    fn damaged_envelope(&mut self, link: WireLink) -> bool {
+        let Some(mut bytes) = self.leaves() else { return false };
+        let last = bytes.len() - 1;
+        bytes[last] ^= 4;
+        assert_eq!(self.arrivals.feed(&bytes), Err(EnvelopeError::Checksum));
+        self.arrivals.close(link.mirrored());
+        true
+    }
+
+    /// The sender hears that an envelope came damaged: it ends `link`.
+    fn reset(&mut self, link: WireLink) {
+        drop(self.out.forget(link));
+        self.out.announce_again();
+    }
+
+    /// The sender is done with the piece at this place, as some groups are before it is received.
+    fn early(&mut self, place: usize) {
+        let number = self.flying[place].number;
+        self.out.piece_sent(number, |_, id| self.sent.push(id.get()));
+    }
+
+    /// The piece at this place among those on their way arrives, if somebody receives it.
+    fn piece(&mut self, place: usize) -> bool {
         let piece = self.flying.remove(place).unwrap();
         let Some(place) = self.expected.iter().position(|(number, _)| *number == piece.number) else {
-            return self.flying.push_back(piece);
+            self.flying.push_back(piece);
+            return false;
         };
         let (number, target) = self.expected.remove(place);
         if let Some(Target { bytes, start }) = target {
@@ -152,6 +185,7 @@ impl World {
         self.out.piece_sent(number, |_, id| self.sent.push(id.get()));
         self.arrivals.landed(number);
         self.look();
+        true
     }
 
     fn look(&mut self) {
@@ -168,12 +202,9 @@ impl World {
         }
     }
 
+    /// Everything crosses that can.
     fn run(&mut self) {
-        while self.envelope() || !self.flying.is_empty() {
-            if !self.flying.is_empty() {
-                self.piece(0);
-            }
-        }
+        while self.envelope() || (0..self.flying.len()).any(|_| self.piece(0)) {}
     }
 }
 
@@ -212,6 +243,19 @@ fn a_small_message_passes_a_large_one_that_is_under_way() {
     assert_eq!(world.received.iter().map(|sent| sent.id).collect::<Vec<_>>(), [2]);
     world.run();
     assert_eq!(world.received.len(), 2);
+}
+
+#[test]
+fn as_many_pieces_are_under_way_as_the_window_has_places() {
+    let mut world = World::new(4);
+    world.out.push(parcel(&message(1, &[48 << 20])));
+
+    world.envelope();
+    assert_eq!((world.flying.len(), world.expected.len()), (4, 4));
+    world.piece(2);
+    world.envelope();
+
+    assert_eq!((world.flying.len(), world.expected.len()), (4, 4));
 }
 
 #[test]
@@ -277,19 +321,8 @@ fn a_link_is_closed_after_what_was_queued_on_it() {
 fn after_a_lost_envelope_its_pieces_are_taken_and_dropped_and_new_ones_find_their_place() {
     let mut world = World::new(2);
     world.out.push(parcel(&message(1, &[20 << 20])));
-    let lost = world.out.poll_envelope().unwrap();
-    let mut damaged = lost.bytes.clone();
-    damaged[40] ^= 4;
-    while let Some(piece) = world.out.poll_piece() {
-        world.flying.push_back(piece);
-    }
-    assert_eq!(world.arrivals.feed(&damaged), Err(EnvelopeError::Checksum));
-    world.out.envelope_sent(&lost.finishes, |_, _| {});
-
-    // As the other rank is told by a reset.
-    world.arrivals.close(LINK.mirrored());
-    drop(world.out.forget(LINK));
-    world.out.announce_again();
+    assert!(world.damaged_envelope(LINK));
+    world.reset(LINK);
     world.run();
     assert!(world.flying.is_empty() && world.received.is_empty() && world.out.is_empty());
 
@@ -298,6 +331,42 @@ fn after_a_lost_envelope_its_pieces_are_taken_and_dropped_and_new_ones_find_thei
     world.out.push(parcel(&second));
     world.run();
     assert!(world.received == [second]);
+}
+
+/// A group may be done with sending a piece that nobody has received: then it is not announced again, but
+/// its tag comes round.
+#[test]
+fn a_piece_that_was_lost_track_of_is_received_before_a_later_one_is() {
+    let mut world = World::new(4);
+    world.out.push(parcel(&message(1, &[100 << 10, 100 << 10])));
+    assert!(world.damaged_envelope(LINK));
+    world.early(0);
+    world.early(1);
+    world.reset(LINK);
+    world.run();
+    assert_eq!(world.flying.len(), 2, "nobody knows of them");
+
+    world.arrivals.open(LINK.mirrored());
+    let second = message(2, &[100 << 10]);
+    world.out.push(parcel(&second));
+    world.run();
+
+    assert!(world.flying.is_empty() && world.expected.is_empty());
+    assert!(world.received == [second]);
+}
+
+#[test]
+fn a_gap_in_the_numbers_of_pieces_has_a_limit() {
+    let mut arrivals = Arrivals::new(0, 1, Limits::default(), Heap);
+    let announces = |number: u64| {
+        let (kind, stream, len) = ([4], 0u32.to_le_bytes(), 1u64.to_le_bytes());
+        seal(0, 1, &[&kind[..], &stream, &number.to_le_bytes(), &len].concat())
+    };
+
+    let far = 1 << 14;
+    assert_eq!(arrivals.feed(&announces(far)), Err(EnvelopeError::Piece { number: far, len: 1 }));
+    assert_eq!(arrivals.feed(&announces(far - 1)), Ok(()));
+    assert_eq!(arrivals.feed(&announces(far)), Err(EnvelopeError::Piece { number: far, len: 1 }));
 }
 
 #[test]
@@ -407,5 +476,58 @@ proptest! {
         }
         prop_assert_eq!(world.sent.len(), sent.len());
         prop_assert!(world.out.is_empty());
+    }
+
+    /// Each damage costs what was under way, and nothing that is said after the reset.
+    #[test]
+    fn after_any_damage_pieces_still_find_their_place(
+        messages in proptest::collection::vec(any_message(), 1..10),
+        window in 1..5usize,
+        choices in proptest::collection::vec(any::<u8>(), 0..200),
+    ) {
+        let mut world = World::new(window);
+        let sent: Vec<_> = (0..).zip(&messages).map(|(id, lens)| message(id, lens)).collect();
+        let (mut left, mut link, mut is_damaged) = (sent.iter(), LINK, false);
+        let reset = |world: &mut World, link: &mut WireLink| {
+            world.arrivals.close(link.mirrored());
+            world.reset(*link);
+            link.number += 1;
+            world.arrivals.open(link.mirrored());
+        };
+
+        for choice in choices {
+            let place = usize::from(choice / 6) % world.flying.len().max(1);
+            match choice % 6 {
+                0 => left.next().into_iter().for_each(|sent| world.out.push(parcel_on(link, sent))),
+                1 => drop(world.envelope()),
+                2 => is_damaged |= world.damaged_envelope(link),
+                3 if is_damaged => {
+                    is_damaged = false;
+                    reset(&mut world, &mut link);
+                }
+                4 if !world.flying.is_empty() => world.early(place),
+                5 if !world.flying.is_empty() => drop(world.piece(place)),
+                _ => {}
+            }
+        }
+        // The end of the link that is damaged now, and what is left, on a new one.
+        reset(&mut world, &mut link);
+        let before = world.received.len();
+        let last = message(99, &[100, 100_000]);
+        let rest: Vec<_> = left.chain([&last]).cloned().collect();
+        for sent in &rest {
+            world.out.push(parcel_on(link, sent));
+        }
+        world.run();
+
+        prop_assert!(world.flying.is_empty() && world.expected.is_empty() && world.out.is_empty());
+        prop_assert!(world.received.iter().all(|received| *received == last || sent.contains(received)));
+        for priority in Priority::ALL {
+            let of = |messages: &[Sent]| -> Vec<Sent> {
+                messages.iter().filter(|sent| parcel(sent).priority == priority).cloned().collect()
+            };
+            prop_assert!(of(&world.received[before..]) == of(&rest));
+            prop_assert!(of(&world.received).is_sorted_by_key(|sent| sent.id));
+        }
     }
 }

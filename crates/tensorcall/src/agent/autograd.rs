@@ -385,7 +385,7 @@ fn response(outcome: &Result<(), PassError>) -> Result<Response> {
         Ok(()) => (false, Encoding::Value, Body::default()),
         Err(error) => match error.exception() {
             Some(packed) => (true, packed.encoding, packed.body.clone()),
-            None => return Err(error.into()),
+            None => return Err(error.to_error()),
         },
     };
     let body = body.receive().map_err(|error| Error::io("no memory for an exception", error))?;

@@ -99,6 +99,14 @@ impl PassError {
         }
     }
 
+    /// As a program sees it.
+    pub(crate) fn to_error(&self) -> Error {
+        match &self.0 {
+            Why::Raised(_) => Error::new(ErrorKind::Autograd, self.to_string()),
+            Why::Failed { kind, text } => Error::new(*kind, text.to_string()),
+        }
+    }
+
     /// As it travels: an exception as it was packed, a text as bytes.
     pub(crate) fn pack(&self) -> (Encoding, Body) {
         match &self.0 {
@@ -128,15 +136,6 @@ impl From<AutogradError> for PassError {
 impl From<Error> for PassError {
     fn from(error: Error) -> Self {
         Self::failed(error.kind(), error.to_string())
-    }
-}
-
-impl From<&PassError> for Error {
-    fn from(error: &PassError) -> Self {
-        match &error.0 {
-            Why::Raised(_) => Self::new(ErrorKind::Autograd, error.to_string()),
-            Why::Failed { kind, text } => Self::new(*kind, text.to_string()),
-        }
     }
 }
 

@@ -15,6 +15,7 @@ pub mod start {}
 pub mod functions {}
 
 #[doc = include_str!("tensors.md")]
+#[cfg_attr(feature = "ndarray", doc = include_str!("ndarray.md"))]
 pub mod tensors {}
 
 #[doc = include_str!("rrefs.md")]

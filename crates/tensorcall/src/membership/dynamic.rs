@@ -73,7 +73,7 @@ fn join_in_turn(
     turn: &Turn<'_>,
 ) -> Result<Member, Failure> {
     let Joining { mut config, handler, roster: names, timeout, start } = joining;
-    let (name, rank) = (config.name.clone(), rendezvous.rank());
+    let (name, rank) = (config.name.clone(), rendezvous.checked_rank());
     config.rank = rank;
     config.job.clone_from(&job.id);
     config.secret = job.secret.clone().unwrap_or_default();

@@ -75,7 +75,7 @@ pub(super) fn join(rendezvous: &Rendezvous, joining: Joining<'_>, size: u32) -> 
     let Joining { mut config, handler, roster: names, timeout, start } = joining;
     let deadline = Deadline::of_rendezvous(timeout);
     let keys = keys_of(std::sync::Arc::new(next_group(rendezvous)));
-    let (name, rank) = (config.name.clone(), rendezvous.rank());
+    let (name, rank) = (config.name.clone(), rendezvous.checked_rank());
     let meeting = Meeting::new(&keys, rendezvous, size, deadline);
     let job = secret::agree(&keys, &config.secret)?;
     let fingerprint = job.fingerprint();
@@ -134,7 +134,7 @@ impl<'a> Meeting<'a> {
                 file.display()
             )
         });
-        let rank = rendezvous.rank().get().into();
+        let rank = rendezvous.rank();
         Self { store, rank, size, deadline, suspicion: suspicion.unwrap_or_default() }
     }
 

@@ -70,7 +70,7 @@ pub struct Member {
 /// from an earlier job; [`ErrorKind::Timeout`] if somebody did not come; [`ErrorKind::Io`] if the store is lost. The
 /// other workers of a static group are told the same. There is no agent then.
 pub fn join(rendezvous: &Rendezvous, joining: Joining<'_>) -> Result<Member> {
-    let (name, rank) = (joining.config.name.clone(), rendezvous.rank());
+    let (name, rank) = (joining.config.name.clone(), rendezvous.checked_rank());
     let joined = match rendezvous.world_size() {
         Some(size) => meeting::join(rendezvous, joining, size),
         None => dynamic::join(rendezvous, joining),

@@ -138,6 +138,7 @@ impl Agent {
 
     /// How many autograd contexts there are on this worker: those that it began, and those that calls have
     /// brought here.
+    #[cfg(feature = "candle")]
     pub fn autograd_contexts(&self) -> usize {
         self.shared.contexts.as_ref().map_or(0, |contexts| contexts.len())
     }
@@ -229,7 +230,17 @@ impl Agent {
     ///
     /// [`ErrorKind::Timeout`](crate::ErrorKind::Timeout), naming those who were waited for.
     pub fn sync(&self, timeout: Duration) -> Result<()> {
-        lend(None, || self.engine.quiesce(false, until(limited(timeout))))
+        lend(None, || self.engine.sync(until(limited(timeout))))
+    }
+
+    /// As [`sync`](Self::sync), for a worker that makes no further calls of its own and [closes](Self::close)
+    /// next. [`shutdown`](Self::shutdown) does both, and gives back references before that.
+    ///
+    /// # Errors
+    ///
+    /// As [`sync`](Self::sync).
+    pub fn join(&self, timeout: Duration) -> Result<()> {
+        lend(None, || self.engine.join(until(limited(timeout))))
     }
 
     /// Leaves together with all others: returns when every live worker has called this and nothing is under

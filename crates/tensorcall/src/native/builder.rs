@@ -98,15 +98,14 @@ impl AgentBuilder {
     }
 
     /// The workers meet where others of this process do, or did before; rank and number of workers are those
-    /// of `rendezvous`.
+    /// of `rendezvous`, and whether the group is [dynamic](Self::dynamic) is too.
     pub fn meet_at(mut self, rendezvous: Arc<Rendezvous>) -> Self {
         self.meeting = Some(Meeting::Known(rendezvous));
         self
     }
 
-    /// The workers are the ranks of a process group, which carries their messages too: they listen nowhere
-    /// and need no store. The group is theirs alone. Whoever is in it is of the job.
-    pub fn process_group(mut self, group: Arc<dyn ProcessGroup>) -> Self {
+    /// See [`over_group`](crate::engine::over_group).
+    pub(crate) fn process_group(mut self, group: Arc<dyn ProcessGroup>) -> Self {
         self.meeting = Some(Meeting::Group(group));
         self
     }
@@ -202,7 +201,10 @@ impl AgentBuilder {
         self.check()?;
         let timeout = self.timeout.unwrap_or(Duration::ZERO);
         let rendezvous = match self.meeting.take() {
-            Some(Meeting::Known(rendezvous)) => rendezvous,
+            Some(Meeting::Known(rendezvous)) => {
+                self.check_against(&rendezvous)?;
+                rendezvous
+            }
             Some(Meeting::Group(group)) => return self.start_over(group),
             Some(Meeting::Url(url)) if self.dynamic => {
                 Arc::new(Rendezvous::at_dynamic(&url, self.rank, timeout)?)
@@ -216,7 +218,7 @@ impl AgentBuilder {
                 return Err(Error::usage(text));
             }
         };
-        let (config, handler) = self.prepare(rendezvous.rank().get().into())?;
+        let (config, handler) = self.prepare(rendezvous.rank())?;
         let shared = Arc::clone(&handler.shared);
         let roster = Arc::clone(&shared.roster);
         let start = &|config, handler| EngineAgent::start(config, handler);
@@ -250,6 +252,23 @@ impl AgentBuilder {
         self.functions.check(&self.states)?;
         let invalid = |error| Error::usage(format!("worker name {:?} is invalid: {error}", self.name));
         WorkerName::parse(&self.name).map_err(invalid)
+    }
+
+    /// Whether what was said of rank and size is what holds where the workers meet.
+    fn check_against(&self, rendezvous: &Rendezvous) -> Result<()> {
+        let (rank, size) = (rendezvous.rank(), rendezvous.world_size());
+        let agrees = self.rank.is_none_or(|own| own == rank)
+            && self.world_size.is_none_or(|own| Some(own) == size)
+            && !(self.dynamic && size.is_some());
+        if agrees {
+            return Ok(());
+        }
+        let group = size.map_or_else(|| "a dynamic group".to_owned(), |size| format!("{size} workers"));
+        let text = format!(
+            "worker '{}' meets others as rank {rank} of {group}; its builder says otherwise",
+            self.name
+        );
+        Err(Error::usage(text))
     }
 
     /// What an engine agent needs to start; `rank` is that of this worker.

@@ -141,17 +141,20 @@ macro_rules! integers {
 
         impl FromValue for $type {
             fn from_value(value: Value) -> Result<Self> {
-                let Value::Int(number) = value else {
-                    return Err(ConversionError::expected(concat!("int (", stringify!($type), ")"), &value));
-                };
-                let name = stringify!($type);
-                number.try_into().map_err(|_| ConversionError::new(format!("{number} is out of range for {name}")))
+                integer(&value, stringify!($type))
             }
         }
     )*};
 }
 
 integers! { i8 i16 i32 i64 isize u16 u32 u64 usize }
+
+fn integer<T: TryFrom<i64>>(value: &Value, name: &str) -> Result<T> {
+    let &Value::Int(number) = value else {
+        return Err(ConversionError::expected(format_args!("int ({name})"), value));
+    };
+    number.try_into().map_err(|_| ConversionError::new(format!("{number} is out of range for {name}")))
+}
 
 impl IntoValue for u8 {
     fn into_value(self) -> Result<Value> {
@@ -165,9 +168,7 @@ impl IntoValue for u8 {
 
 impl FromValue for u8 {
     fn from_value(value: Value) -> Result<Self> {
-        u16::from_value(value)?
-            .try_into()
-            .map_err(|_| ConversionError::new("a number is out of range for u8"))
+        integer(&value, "u8")
     }
 
     fn many_from_value(value: Value) -> Result<Vec<Self>> {
@@ -489,7 +490,8 @@ mod tests {
 
     #[test]
     fn numbers_fit_or_are_refused() {
-        assert_eq!(refusal::<u8>(256), "a number is out of range for u8");
+        assert_eq!(refusal::<u8>(256), "256 is out of range for u8");
+        assert_eq!(refusal::<u8>("x"), "expected int (u8), found str");
         assert_eq!(refusal::<u32>(-1), "-1 is out of range for u32");
         assert!(u64::MAX.into_value().is_err());
         assert!((f64::from_value(Value::Int(3)).unwrap() - 3.0).abs() < f64::EPSILON);

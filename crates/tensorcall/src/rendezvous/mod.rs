@@ -26,7 +26,7 @@
 //! // As torchrun, srun or mpirun would have it: Rendezvous::from_env(Duration::from_secs(60))?
 //! let path = std::env::temp_dir().join(format!("meeting-{}", std::process::id()));
 //! let meeting = Rendezvous::at(&format!("file://{}", path.display()), Some(0), Some(1), Duration::from_secs(60))?;
-//! assert_eq!((meeting.rank().get(), meeting.world_size()), (0, Some(1)));
+//! assert_eq!((meeting.rank(), meeting.world_size()), (0, Some(1)));
 //! # Ok::<(), tensorcall::Error>(())
 //! ```
 //!
@@ -92,7 +92,7 @@ impl Rendezvous {
         Self::find(url, rank, Size::Given(world_size), timeout, &config::variable)
     }
 
-    /// As [`Rendezvous::at`], for a [dynamic](Rendezvous::dynamic) group, which has no number of workers.
+    /// As [`Rendezvous::at`], for a [dynamic](crate::AgentBuilder::dynamic) group, which has no number of workers.
     ///
     /// # Errors
     ///
@@ -102,7 +102,7 @@ impl Rendezvous {
     }
 
     /// In a store that is there already: one that this program has made, for instance in memory. Without a number of
-    /// workers the group is [dynamic](Rendezvous::dynamic).
+    /// workers the group is [dynamic](crate::AgentBuilder::dynamic).
     ///
     /// # Errors
     ///
@@ -112,15 +112,13 @@ impl Rendezvous {
         Ok(Self { store, rank, world_size, host: None, file: None, joined: AtomicU32::new(0), _server: None })
     }
 
-    /// Makes the group a dynamic one, which workers join and leave at run time: how many there are is not fixed.
-    #[must_use]
-    pub fn dynamic(mut self) -> Self {
-        self.world_size = None;
-        self
+    /// This worker's rank.
+    pub fn rank(&self) -> u32 {
+        self.rank.get().into()
     }
 
-    /// This worker's rank.
-    pub fn rank(&self) -> Rank {
+    /// This worker's rank, as messages have it.
+    pub(crate) fn checked_rank(&self) -> Rank {
         self.rank
     }
 
@@ -335,7 +333,7 @@ mod tests {
 
         first.store().set("k", b"v").unwrap();
         assert_eq!(second.store().get("k"), Ok(Some(b"v".to_vec())));
-        assert_eq!((second.rank().get(), second.world_size()), (1, Some(2)));
+        assert_eq!((second.rank(), second.world_size()), (1, Some(2)));
         assert_eq!(second.host(), Some("127.0.0.1"));
         assert_eq!([second.next_group(), second.next_group()], [0, 1]);
     }
@@ -357,7 +355,7 @@ mod tests {
 
         // As PyTorch's client does, for those who wait until all have come.
         let bare = TcpStore::connect("127.0.0.1", server.address().port(), SOON).unwrap();
-        assert_eq!(met.rank().get(), 0);
+        assert_eq!(met.rank(), 0);
         drop(bare);
     }
 
@@ -378,9 +376,9 @@ mod tests {
     fn a_dynamic_group_has_no_size() {
         let store = Arc::new(crate::store::MemoryStore::new());
 
-        let met = Rendezvous::in_store(store, 7, Some(8)).unwrap().dynamic();
+        let met = Rendezvous::in_store(store, 7, None).unwrap();
 
-        assert_eq!(met.world_size(), None);
+        assert_eq!((met.rank(), met.world_size()), (7, None));
         assert_eq!(patience(Duration::ZERO), None);
         assert_eq!(patience(Duration::from_secs(1)), Some(MIN_PATIENCE));
     }

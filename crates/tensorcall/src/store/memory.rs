@@ -116,7 +116,7 @@ impl Store for MemoryStore {
         }
         let came = state.sleepers.remove(&me).is_none();
         state.table.handle_gone(me);
-        asked.map_err(StoreError::Refused)?;
+        asked.map_err(|fault| StoreError::refused(&keys.join(", "), fault))?;
         if came { Ok(()) } else { Err(StoreError::timeout(keys)) }
     }
 

@@ -112,9 +112,6 @@ pub enum StoreError {
         /// What happened.
         why: String,
     },
-    /// The store says no.
-    #[error(transparent)]
-    Refused(StoreFault),
     /// A value that is added to is not a number.
     #[error("the value of the key {key} is not a number")]
     NotANumber {
@@ -129,7 +126,7 @@ pub enum StoreError {
         /// The longest that is taken.
         limit: usize,
     },
-    /// The operating system refused something.
+    /// The operating system, or a store that is too large, refused something.
     #[error("{0}")]
     Io(String),
     /// The store is that of the process which this one was forked from.
@@ -149,7 +146,7 @@ impl StoreError {
     fn refused(key: &str, fault: StoreFault) -> Self {
         match fault {
             StoreFault::NotANumber(_) => Self::NotANumber { key: key.to_owned() },
-            other => Self::Refused(other),
+            other => Self::io(key, other),
         }
     }
 }
@@ -158,7 +155,7 @@ impl From<StoreError> for Error {
     fn from(error: StoreError) -> Self {
         let kind = match error {
             StoreError::Timeout { .. } => ErrorKind::Timeout,
-            StoreError::NotANumber { .. } | StoreError::Refused(_) => ErrorKind::Protocol,
+            StoreError::NotANumber { .. } => ErrorKind::Protocol,
             StoreError::TooLong { .. } => ErrorKind::Usage,
             StoreError::Forked => ErrorKind::Forked,
             _ => ErrorKind::Io,

@@ -2,8 +2,9 @@
 //!
 //! One thread serves all clients; what they ask for is `proto::store`'s business. Who sends what no client of
 //! a store sends, or wants too much, is closed, and nobody else is harmed (NET-2): a client that does not read
-//! its replies is not read from either, one that says nothing at first has its place for a limited time, and the
-//! store has a limit for its size. Whoever can connect may read and change everything, as with
+//! its replies is not read from either, one that says nothing at first has its place for a limited time, the
+//! store has a limit for its size, and so has what is kept for all clients together: parts of requests, and replies
+//! that are not read. Beyond it the client with the most of that is closed. Whoever can connect may read and change everything, as with
 //! PyTorch's server: the protocol knows no secret.
 
 use std::collections::HashMap;
@@ -34,6 +35,8 @@ const MAX_CLIENTS: usize = 16 << 10;
 const GREETING_LIMIT: Duration = Duration::from_secs(10);
 /// A client with more replies than this that it did not read is not read from.
 const MAX_UNREAD: usize = 1 << 20;
+/// Bytes that may be on their way, from and to all clients together.
+const MAX_ON_THE_WAY: usize = 512 << 20;
 /// How long nobody is accepted when the system has no descriptors left.
 const DEAF_TIME: Duration = Duration::from_millis(100);
 const SCRATCH: usize = 64 << 10;
@@ -65,6 +68,10 @@ impl StoreServer {
     ///
     /// [`ErrorKind::Io`] if it cannot listen there, for instance since somebody else does.
     pub fn listen(address: SocketAddr) -> Result<Self> {
+        Self::listen_within(address, MAX_ON_THE_WAY)
+    }
+
+    fn listen_within(address: SocketAddr, max_on_the_way: usize) -> Result<Self> {
         let what = |error: rustix::io::Errno| Error::io("cannot start the store", error);
         let listener = socket::listen_tcp(address)?;
         let Address::Tcp(address) = listener.address else {
@@ -84,6 +91,8 @@ impl StoreServer {
             table: Table::new(MAX_SIZE),
             clients: HashMap::new(),
             strangers: HashMap::new(),
+            on_the_way: 0,
+            max_on_the_way,
             todo: Vec::new(),
             next: FIRST_CLIENT,
             deaf_until: None,
@@ -125,6 +134,9 @@ struct Driver {
     clients: HashMap<u64, Client>,
     /// Clients that have not said what a client says first, and since when.
     strangers: HashMap<u64, Instant>,
+    /// Bytes, of all clients, as [`Client::on_the_way`] says.
+    on_the_way: usize,
+    max_on_the_way: usize,
     /// Clients whose requests can be looked at.
     todo: Vec<u64>,
     next: u64,
@@ -141,6 +153,8 @@ struct Client {
     /// Replies, and how much of them has been sent.
     outbox: Vec<u8>,
     sent: usize,
+    /// What was last counted to be on the way.
+    counted: usize,
     interest: EventFlags,
 }
 
@@ -227,7 +241,8 @@ impl Driver {
             return;
         }
         let decoder = RequestDecoder::new(StoreLimits::default());
-        let client = Client { fd, from, decoder, inbox: Vec::new(), outbox: Vec::new(), sent: 0, interest };
+        let (inbox, outbox) = (Vec::new(), Vec::new());
+        let client = Client { fd, from, decoder, inbox, outbox, sent: 0, counted: 0, interest };
         self.clients.insert(number, client);
         self.strangers.insert(number, now());
     }
@@ -303,6 +318,20 @@ impl Driver {
         if was_full && !client.is_full() && !client.inbox.is_empty() {
             self.todo.push(number);
         }
+        self.count(number);
+    }
+
+    /// Notes what is on the way from and to a client. If that is too much in all, those with the most have to go.
+    fn count(&mut self, number: u64) {
+        let Some(client) = self.clients.get_mut(&number) else { return };
+        let (before, after) = (client.counted, client.on_the_way());
+        client.counted = after;
+        self.on_the_way = self.on_the_way - before + after;
+        while self.on_the_way > self.max_on_the_way {
+            let most = self.clients.iter().max_by_key(|(_, client)| client.counted);
+            let Some(number) = most.map(|(number, _)| *number) else { return };
+            self.drop_client(number, &"more is on the way than may be, and most of it here");
+        }
     }
 
     /// A client breaks the rules, or its connection does.
@@ -316,6 +345,7 @@ impl Driver {
     fn remove_client(&mut self, number: u64) {
         self.strangers.remove(&number);
         if let Some(client) = self.clients.remove(&number) {
+            self.on_the_way -= client.counted;
             let _ = epoll::delete(&self.shared.epoll, &client.fd);
         }
         self.table.handle_gone(ClientId(number));
@@ -354,6 +384,11 @@ impl Client {
         Ok(())
     }
 
+    /// Bytes of requests that have not come whole or not been looked at, and of replies that have not been sent.
+    fn on_the_way(&self) -> usize {
+        self.decoder.kept() + self.inbox.len() + self.outbox.len() - self.sent
+    }
+
     fn is_full(&self) -> bool {
         self.outbox.len() - self.sent > MAX_UNREAD
     }
@@ -363,5 +398,85 @@ impl Client {
         wanted.set(EventFlags::OUT, self.sent < self.outbox.len());
         wanted.set(EventFlags::IN, !self.is_full());
         wanted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpStream;
+
+    use tensorcall_proto::wire::store::{MAGIC, Request};
+
+    use super::*;
+    use crate::store::{Store, TcpStore};
+
+    const SOON: Duration = Duration::from_secs(20);
+    const LIMIT: usize = 8 << 20;
+
+    fn hello(server: &StoreServer) -> TcpStream {
+        let stream = TcpStream::connect(server.address()).unwrap();
+        stream.set_read_timeout(Some(SOON)).unwrap();
+        stream.set_write_timeout(Some(SOON)).unwrap();
+        say(&stream, &Request::Validate(MAGIC));
+        stream
+    }
+
+    fn say(mut stream: &TcpStream, request: &Request) {
+        let mut bytes = Vec::new();
+        request.encode(&mut bytes);
+        stream.write_all(&bytes).unwrap();
+    }
+
+    fn store(server: &StoreServer) -> TcpStore {
+        TcpStore::connect("127.0.0.1", server.address().port(), SOON).unwrap()
+    }
+
+    #[test]
+    fn who_asks_for_much_and_reads_nothing_is_closed_and_harms_nobody() {
+        let server = StoreServer::listen_within(([127, 0, 0, 1], 0).into(), LIMIT).unwrap();
+        let store = store(&server);
+        store.set("big", &vec![1; 1 << 20]).unwrap();
+        let mut greedy = hello(&server);
+
+        // Some of it fits into what the system has for a connection.
+        say(&greedy, &Request::MultiGet(vec![b"/big".to_vec(); 60]));
+
+        assert_eq!(store.add("n", 1), Ok(1));
+        match greedy.read_to_end(&mut Vec::new()) {
+            Ok(len) => assert!(len < 60 << 20),
+            Err(error) => assert_eq!(error.kind(), io::ErrorKind::ConnectionReset),
+        }
+        assert_eq!(store.get("big").unwrap().map(|value| value.len()), Some(1 << 20));
+    }
+
+    #[test]
+    fn those_who_send_much_and_never_all_are_closed_the_largest_first() {
+        let server = StoreServer::listen_within(([127, 0, 0, 1], 0).into(), LIMIT).unwrap();
+        let store = store(&server);
+        let begin = |_| {
+            let mut stream = hello(&server);
+            let mut bytes = Vec::new();
+            Request::Set(b"/never".to_vec(), vec![1; 4 << 20]).encode(&mut bytes);
+            // A connection that is closed meanwhile says so here.
+            let _ = stream.write_all(&bytes[..3 << 20]);
+            stream
+        };
+
+        let streams: Vec<TcpStream> = (0..8).map(begin).collect();
+
+        assert_eq!(store.add("n", 1), Ok(1));
+        let is_closed = |mut stream: &TcpStream| {
+            stream.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
+            !matches!(stream.read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
+        };
+        let limit = now() + SOON;
+        let mut closed = 0;
+        while closed < 6 {
+            assert!(now() < limit, "only {closed} are closed");
+            closed = streams.iter().filter(|stream| is_closed(stream)).count();
+        }
+        assert!(closed < 8, "also those for whom there is room");
+        assert_eq!(store.get("never"), Ok(None));
     }
 }

@@ -15,10 +15,13 @@ use std::error::Error as StdError;
 use std::io::Read;
 use std::num::ParseIntError;
 use std::process::ExitCode;
-use std::sync::Mutex;
-use std::time::Duration;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
-use tensorcall::{Agent, DType, Error, ErrorKind, Keep, RRef, RemoteError, Result, Tensor, Value};
+use tensorcall::{
+    Agent, DType, Error, ErrorKind, Keep, RRef, RemoteError, Result, RpcFuture, State, Tensor, Value,
+};
 
 type Counter = Mutex<i64>;
 
@@ -110,6 +113,53 @@ fn nap(seconds: f64) {
     std::thread::sleep(Duration::from_secs_f64(seconds));
 }
 
+/// How many calls of `hang` there have been, and how many of them are given up.
+#[derive(Default)]
+struct Hanging {
+    begun: AtomicI64,
+    dropped: AtomicI64,
+}
+
+/// Does not end by itself.
+async fn hang(State(hanging): State<Arc<Hanging>>) {
+    struct Guard(Arc<Hanging>);
+
+    impl Drop for Guard {
+        fn drop(&mut self) {
+            self.0.dropped.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+    hanging.begun.fetch_add(1, Ordering::SeqCst);
+    let _guard = Guard(hanging);
+    std::future::pending::<()>().await;
+}
+
+fn hanging(State(hanging): State<Arc<Hanging>>) -> (i64, i64) {
+    (hanging.begun.load(Ordering::SeqCst), hanging.dropped.load(Ordering::SeqCst))
+}
+
+/// Begins a call of `hang` on another worker and drops it; returns when that worker knows of both.
+fn abandon(agent: Agent, to: String) -> Result<()> {
+    let limit = Instant::now() + Duration::from_secs(30);
+    let await_state = |expected: (i64, i64)| {
+        while agent.call_blocking::<(i64, i64)>(&to, "hanging", ())? != expected {
+            if Instant::now() > limit {
+                return Err(Error::new(ErrorKind::Timeout, format!("it never was {expected:?} on {to}")));
+            }
+        }
+        Ok(())
+    };
+    let call: RpcFuture<()> = agent.call(&to, "hang", ());
+    await_state((1, 0))?;
+    drop(call);
+    await_state((1, 1))
+}
+
+/// Begins a call of another worker's function and returns.
+fn begin(agent: Agent, to: String, function: String, arguments: Vec<Value>) {
+    agent.call::<Value>(&to, &function, arguments).detach();
+}
+
 fn workers(agent: Agent) -> Vec<String> {
     agent.workers().into_iter().map(|worker| worker.name).collect()
 }
@@ -125,6 +175,7 @@ fn run() -> Result<(), Box<dyn StdError>> {
     let dynamic = arguments.next().is_some();
     let builder = Agent::builder(name).from_env();
     let agent = if dynamic { builder.dynamic() } else { builder }
+        .state(Arc::new(Hanging::default()))
         .function("matmul", matmul)
         .function("echo", echo)
         .function("parse", parse)
@@ -138,6 +189,10 @@ fn run() -> Result<(), Box<dyn StdError>> {
         .function("fetch_failure", fetch_failure)
         .function("share", share)
         .function("nap", nap)
+        .function("hang", hang)
+        .function("hanging", hanging)
+        .function("abandon", abandon)
+        .function("begin", begin)
         .function("workers", workers)
         .function("die", die)
         .timeout(Duration::from_secs(30))

@@ -154,7 +154,7 @@ impl Worker {
 
     fn join(&self, name: &str) -> Option<Life> {
         let functions = Arc::new(Functions::default());
-        let rank = self.rendezvous.rank();
+        let rank = Rank::new(self.rendezvous.rank()).unwrap();
         let name = WorkerName::parse(&name.replace('%', &rank.to_string())).unwrap();
         let config = AgentConfig { plain: true, ..AgentConfig::new(name, rank) };
         let (handler, roster) = (Arc::clone(&functions), Arc::clone(&functions.roster));

@@ -33,8 +33,10 @@ pub(super) struct Fields {
     have: usize,
     /// The text that is coming in, and how long it will be.
     text: Option<(Vec<u8>, usize)>,
-    /// What has come so far, as [`StoreLimits::max_message`] counts.
+    /// What is announced so far, as [`StoreLimits::max_message`] counts.
     cost: usize,
+    /// What of that has come, and is kept.
+    kept: usize,
 }
 
 impl Fields {
@@ -48,7 +50,13 @@ impl Fields {
             have: 0,
             text: None,
             cost: 0,
+            kept: 0,
         }
+    }
+
+    /// The memory that the fields take, about.
+    pub(super) fn kept(&self) -> usize {
+        self.kept
     }
 
     /// What comes next, after all of the plan has.
@@ -122,10 +130,12 @@ impl Fields {
             if self.cost > limits.max_message {
                 return Err(StoreWireError::MessageTooLarge { limit: limits.max_message });
             }
+            self.kept += TEXT_COST;
             (Vec::with_capacity(known.min(input.len())), known)
         };
         let (taken, rest) = input.split_at((len - bytes.len()).min(input.len()));
         bytes.extend_from_slice(taken);
+        self.kept += taken.len();
         *input = rest;
         if bytes.len() < len {
             self.text = Some((bytes, len));

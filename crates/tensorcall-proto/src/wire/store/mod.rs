@@ -333,6 +333,11 @@ impl RequestDecoder {
         Self { limits, under_way: None }
     }
 
+    /// Bytes of a request that has not come whole.
+    pub fn kept(&self) -> usize {
+        self.under_way.as_ref().map_or(0, |(_, fields)| fields.kept())
+    }
+
     /// Takes from `input` what the next request needs, and returns it when it is whole.
     pub fn next(&mut self, input: &mut &[u8]) -> Result<Option<Request>, StoreWireError> {
         let (opcode, mut fields) = if let Some(under_way) = self.under_way.take() {
@@ -465,6 +470,20 @@ mod tests {
         for step in 1..=bytes.len() {
             assert_eq!(decode(&bytes, step).unwrap(), requests());
         }
+    }
+
+    #[test]
+    fn what_is_kept_is_what_has_come_of_a_request() {
+        let mut bytes = Vec::new();
+        Request::Set(b"key".to_vec(), vec![0; 1000]).encode(&mut bytes);
+        let mut decoder = RequestDecoder::default();
+
+        decoder.next(&mut &bytes[..100]).unwrap();
+        let partly = decoder.kept();
+        decoder.next(&mut &bytes[100..]).unwrap();
+
+        assert_eq!(partly, 100 - 1 - 8 - 8 + 2 * TEXT_COST);
+        assert_eq!(decoder.kept(), 0);
     }
 
     #[test]

@@ -55,6 +55,7 @@ impl From<ConversionError> for Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::native::tensor::DType;
 
     fn trip(tensor: &Tensor) -> (Tensor, usize) {
         let (desc, bytes) = tensor.describe(0).unwrap();
@@ -73,6 +74,24 @@ mod tests {
         assert_eq!(trip(&row), (row, 10));
         assert_eq!(trip(&Tensor::scalar(1.0f32)).1, 4);
         assert_eq!(trip(&whole.narrow(0, 3..3).unwrap()).1, 0);
+    }
+
+    #[test]
+    fn memory_of_any_owner_is_sent_from_where_it_lies() {
+        struct Mapped(Box<[u64]>);
+
+        impl AsRef<[u8]> for Mapped {
+            fn as_ref(&self) -> &[u8] {
+                bytemuck::cast_slice(&self.0)
+            }
+        }
+        let owner = Mapped(vec![1; 6].into());
+        let place = owner.0.as_ptr().addr();
+
+        let tensor = Tensor::from_bytes(DType::Int64, &[2, 3], Bytes::from_owner(owner)).unwrap();
+        let (desc, bytes) = tensor.transpose(0, 1).unwrap().describe(0).unwrap();
+
+        assert_eq!((desc.shape, bytes.as_ptr().addr(), bytes.len()), (vec![3, 2], place, 48));
     }
 
     #[test]

@@ -113,8 +113,12 @@ impl Shared {
             News::Came(arrival) => self.take(peer, *arrival),
             News::Damaged(error) => {
                 tracing::warn!(rank = peer.rank, error, "connections closed: bytes of the peer came damaged");
-                // First, so that it does not end the links that are opened because of it.
-                self.say(peer, Departures::reset);
+                // First, so that it does not end the links that are opened because of it. What came damaged may
+                // itself have been a reset.
+                self.say(peer, |departures| {
+                    departures.reset();
+                    departures.announce_again();
+                });
                 self.end_links(peer, &format!("bytes of the peer came damaged: {error}"), false);
             }
             News::Lost(reason) => self.end_links(peer, &reason, false),

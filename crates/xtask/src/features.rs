@@ -1,5 +1,5 @@
-//! The feature `candle`, which compiles for a minute or two and is in no other step: lints, tests, and jobs of
-//! workers with torch and workers with candle.
+//! The features of the crate, which are in no other step since candle compiles for a minute or two: lints,
+//! documentation, tests, and jobs of workers with torch and workers with candle.
 
 use anyhow::Result;
 
@@ -12,19 +12,23 @@ use crate::{
     test::{libtest, reported},
 };
 
-/// The package with the feature.
-const PACKAGE: [&str; 4] = ["--package", "tensorcall", "--features", "candle"];
-/// What has to do with it.
+/// The package with its features.
+const PACKAGE: [&str; 3] = ["--package", "tensorcall", "--all-features"];
+/// What has to do with them.
 const TARGETS: [&str; 5] = ["--lib", "--test", "candle", "--example", "candle_worker"];
 
 pub(crate) fn add<'a>(plan: &mut Plan<'a>, project: &'a Project) {
-    plan.step("lints with candle", |_| {
+    plan.step("lints with all features", |_| {
         run(project.cargo(&["clippy", "--locked"]).args(PACKAGE).args(TARGETS).args(["--", "-D", "warnings"]))
     });
-    plan.step("tests with candle", |tally| {
-        libtest(project.cargo(&["test", "--locked"]).args(PACKAGE).args(["--lib", "candle::"]), tally)?;
-        libtest(project.cargo(&["test", "--locked"]).args(PACKAGE).args(["--test", "candle"]), tally)?;
-        libtest(project.cargo(&["test", "--locked"]).args(PACKAGE).args(["--doc", "gradients"]), tally)?;
+    plan.step("Rust documentation with all features", |_| {
+        let mut doc = project.cargo(&["doc", "--no-deps", "--locked"]);
+        run(doc.args(PACKAGE).env("RUSTDOCFLAGS", "-D warnings"))
+    });
+    plan.step("tests with all features", |tally| {
+        for tests in [&["--lib", "--", "candle::", "native::"][..], &["--test", "candle"], &["--doc"]] {
+            libtest(project.cargo(&["test", "--locked"]).args(PACKAGE).args(tests), tally)?;
+        }
         with_torch(project, tally)
     });
 }
