@@ -17,13 +17,12 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat};
-use rustix::io::Errno;
 
 use crate::buffer::Region;
 use crate::fork::{self, Fd, Home, Inherited};
 
 /// Bytes whose pages are taken in one step, in half a millisecond or so.
-const STEP: usize = 2 << 20;
+const STEP: u64 = 2 << 20;
 /// Steps of one segment that may be interrupted.
 const TRIES: u32 = 1000;
 
@@ -52,47 +51,15 @@ impl SharedMemory {
     pub(crate) fn create(len: usize) -> io::Result<(Self, Fd)> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let fd = Fd::open(|| rustix::fs::memfd_create("tensorcall", flags))?;
-        rustix::fs::ftruncate(&fd, len as u64)?;
+        take_pages(&fd, len as u64)?;
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let memory = Self { start: map_shared(&fd, len)?, len, home: Home::here(), inherited: None };
-        memory.take_pages(&fd)?;
         // SAFETY: exactly the mapping that was just made. In a child its addresses are free for others, and this
         // value knows that it is not at home there.
         if unsafe { libc::madvise(memory.start.as_ptr().cast(), len, libc::MADV_DONTFORK) } != 0 {
             return Err(io::Error::last_os_error());
         }
         Ok((memory, fd))
-    }
-
-    /// Takes all pages now: later there might be none, and who touches one then dies.
-    fn take_pages(&self, fd: &Fd) -> io::Result<()> {
-        let (mut at, mut tries) = (0, TRIES);
-        while at < self.len {
-            // Short steps: one that a signal interrupts begins anew.
-            let step = STEP.min(self.len - at);
-            match self.populate(at, step).or_else(|error| match error {
-                // Systems before Linux 5.14 cannot also map them at once.
-                Errno::INVAL => fallocate(fd, FallocateFlags::empty(), at as u64, step as u64),
-                error => Err(error),
-            }) {
-                Ok(()) => at += step,
-                Err(Errno::INTR) if tries > 0 => tries -= 1,
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Ok(())
-    }
-
-    fn populate(&self, at: usize, len: usize) -> Result<(), Errno> {
-        let start = self.start.as_ptr().wrapping_add(at);
-        // SAFETY: inside the mapping, as `take_pages` counts. Pages are made present, as a write to each would do,
-        // and nothing that is in them changes.
-        let code = unsafe { libc::madvise(start.cast(), len, libc::MADV_POPULATE_WRITE) };
-        if code == 0 {
-            Ok(())
-        } else {
-            Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO))
-        }
     }
 
     /// Maps what another process made. Forked children see it as it is then, and change copies of their own.
@@ -145,6 +112,22 @@ impl fmt::Debug for SharedMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SharedMemory").field("len", &self.len).finish_non_exhaustive()
     }
+}
+
+/// Takes all pages now: later there might be none, and who touches one then dies.
+fn take_pages(fd: &Fd, len: u64) -> io::Result<()> {
+    let mut at = 0;
+    let mut tries = TRIES;
+    while at < len {
+        // Short steps: one that a signal interrupts begins anew.
+        let step = STEP.min(len - at);
+        match fallocate(fd, FallocateFlags::empty(), at, step) {
+            Ok(()) => at += step,
+            Err(rustix::io::Errno::INTR) if tries > 0 => tries -= 1,
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
 }
 
 fn map_shared(fd: &Fd, len: usize) -> io::Result<NonNull<u8>> {
