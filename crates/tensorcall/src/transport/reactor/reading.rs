@@ -4,10 +4,8 @@ use std::io::IoSliceMut;
 use std::sync::Arc;
 
 use tensorcall_proto::connection::{Allocate, Arrival, ConnectionError, Inbox};
-use tensorcall_proto::wire::Descriptor;
 
 use super::driver::{Driver, End, Stage};
-use crate::body::Received;
 use crate::buffer::{Buffer, BufferPool};
 use crate::clock::now;
 use crate::fork::Fd;
@@ -75,17 +73,9 @@ pub(super) fn dispatch(
     let mut messages = 0;
     while let Some(arrival) = inbox.poll() {
         match arrival {
-            Arrival::Message(mut arrived) => {
+            Arrival::Message(arrived) => {
                 messages += 1;
-                let body = Received {
-                    payload: arrived.payload,
-                    tensors: std::mem::take(&mut arrived.descriptor.tensors),
-                    buffers: arrived.buffers,
-                    rrefs: Vec::new(),
-                    autograd: None,
-                };
-                let Descriptor { message, rrefs, .. } = arrived.descriptor;
-                events.received(link, Inbound { message, body, rrefs });
+                events.received(link, Inbound::of(arrived));
             }
             Arrival::Ping(mark) => connection.pong(mark)?,
             Arrival::Pong(_) => {}
