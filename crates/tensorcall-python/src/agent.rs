@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 use tensorcall::engine::body::Body;
 use tensorcall::engine::proto::ids::{Rank, WorkerName};
-use tensorcall::engine::proto::wire::message::{AutogradRef, Encoding, FunctionRef};
+use tensorcall::engine::proto::wire::message::{Encoding, FunctionRef};
 use tensorcall::engine::{
     AgentConfig, CallError, ErrorKind, Faults, Handler, Listening, PeerInfo, Request, RpcFuture,
 };
@@ -240,8 +240,7 @@ impl Agent {
 
     /// Begins a backward pass from `roots`, which the handler object knows what to do with. The call is done
     /// when all gradients are where they belong, on all workers; the thread that waits for it does this worker's
-    /// part. `timeout` is how many seconds there may be
-    /// no progress; 0 means no limit.
+    /// part. `timeout` is how many seconds there may be no progress; 0 means no limit.
     fn backward(
         &self,
         py: Python<'_>,
@@ -403,11 +402,7 @@ impl Agent {
                 .unwrap_or_else(|| ("what is passed".to_owned(), arguments.into_any()));
             return Err(unfit::error(&format!("{which} of {name} on worker {worker}"), &object));
         }
-        let recorded = writer.recorded();
-        let (tensors, buffers) = writer.finish()?;
-        let autograd = place_of(recorded, record)?;
-        let body = Body { payload, tensors, buffers, rrefs, autograd, ..Body::default() };
-        Ok(named_request((name, name), body, timeout))
+        request_by_name((name, name), payload, writer, rrefs, timeout, record)
     }
 
     fn start(&self, py: Python<'_>, to: u32, request: Request) -> PyResult<Call> {
@@ -488,33 +483,33 @@ fn plain_request(
     if value::encode(&arguments, &mut payload, &mut writer, &mut rrefs)? == Plain::No {
         return Ok(None);
     }
-    let recorded = if record.is_some() { writer.recorded() } else { Vec::new() };
+    request_by_name(names, payload, writer, rrefs, timeout, record).map(Some)
+}
+
+/// The call of a function by its name, with the plain data that was written; errors call it by its label.
+fn request_by_name<'py>(
+    (name, label): (&str, &str),
+    payload: Vec<u8>,
+    writer: TensorWriter<'py>,
+    rrefs: Vec<tensorcall::engine::RRef>,
+    timeout: f64,
+    record: Option<Bound<'py, PyAny>>,
+) -> PyResult<Request> {
+    let recording = record.map(|record| (record, writer.recorded()));
     let (tensors, buffers) = writer.finish()?;
-    let autograd = place_of(recorded, record)?;
-    let body = Body { payload, tensors, buffers, rrefs, autograd, ..Body::default() };
-    Ok(Some(named_request(names, body, timeout)))
-}
-
-/// The autograd context of a call, and its message there, once these tensors are recorded.
-fn place_of(
-    recorded: Vec<Bound<'_, PyAny>>,
-    record: Option<Bound<'_, PyAny>>,
-) -> PyResult<Option<AutogradRef>> {
-    let Some(record) = record else { return Ok(None) };
-    Ok(record.call1((recorded,))?.extract::<Option<Place>>()?.map(to_ref))
-}
-
-/// The call of a function by its name, with plain data; errors call it by its label.
-fn named_request((name, label): (&str, &str), body: Body, timeout: f64) -> Request {
-    Request {
+    let place = match recording {
+        Some((record, tensors)) => record.call1((tensors,))?.extract::<Option<Place>>()?,
+        None => None,
+    };
+    Ok(Request {
         function: FunctionRef::Name(name.to_owned()),
         label: label.into(),
         encoding: Encoding::Value,
-        body,
+        body: Body { payload, tensors, buffers, rrefs, autograd: place.map(to_ref), ..Body::default() },
         timeout: time::limit(timeout),
         deadline: None,
         creates: None,
-    }
+    })
 }
 
 /// The call of what a pickle says.

@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 use tensorcall::engine::autograd::LocalEngine;
 use tensorcall::engine::body::{Body, Received};
-use tensorcall::engine::proto::wire::message::{AutogradRef, Encoding, FailureKind};
+use tensorcall::engine::proto::wire::message::{Encoding, FailureKind};
 use tensorcall::engine::proto::wire::tensor::{Device, DeviceKind};
 use tensorcall::engine::{Handler, InboundCall, Packed, Responder, ThreadHook};
 
@@ -291,9 +291,28 @@ impl PyHandler {
         if plain == Plain::No || (!writer.is_empty() && PLACES_TENSORS.load(Ordering::Relaxed)) {
             return self.pickle(py, result, to);
         }
-        let recorded = if to.autograd.is_some() { writer.recorded() } else { Vec::new() };
+        self.written(py, payload, writer, rrefs, to)
+    }
+
+    /// The answer with a result that was written as plain data. Its tensors that need gradients are recorded, if
+    /// it is for an autograd context.
+    fn written<'py>(
+        &self,
+        py: Python<'py>,
+        payload: Vec<u8>,
+        writer: TensorWriter<'py>,
+        rrefs: Vec<tensorcall::engine::RRef>,
+        to: Asker,
+    ) -> PyResult<Answer> {
+        let recording = to.autograd.map(|place| (place, writer.recorded()));
         let (tensors, buffers) = writer.finish()?;
-        let autograd = self.record_result(py, recorded, to)?;
+        let autograd = match recording {
+            Some((place, tensors)) if !tensors.is_empty() => self
+                .call(intern!(py, "record_result"), (tensors, place, to.rank))?
+                .extract::<Option<Place>>()?,
+            _ => None,
+        };
+        let autograd = autograd.map(to_ref);
         let body = Body { payload, tensors, buffers, rrefs, autograd, ..Body::default() };
         Ok(Answer::Packed { raised: false, encoding: Encoding::Value, body })
     }
@@ -312,35 +331,14 @@ impl PyHandler {
     ) -> PyResult<Answer> {
         let (mut writer, mut payload, mut rrefs) = (TensorWriter::new(py)?, Vec::new(), Vec::new());
         let packed = match value::encode_plain(result, &mut payload, &mut writer, &mut rrefs) {
-            Ok(Plain::Yes) => {
-                let recorded = writer.recorded();
-                writer.finish().and_then(|parts| Ok((parts, self.record_result(py, recorded, to)?)))
-            }
+            Ok(Plain::Yes) => self.written(py, payload, writer, rrefs, to),
             Ok(Plain::No) => {
                 let what = function.map_or("the value".into(), |name| format!("the result of {name}"));
                 Err(unfit::error(&what, result))
             }
             Err(error) => Err(error),
         };
-        match packed {
-            Ok(((tensors, buffers), autograd)) => {
-                let body = Body { payload, tensors, buffers, rrefs, autograd, ..Body::default() };
-                Ok(Answer::Packed { raised: false, encoding: Encoding::Value, body })
-            }
-            Err(error) => self.pack_exception(py, error.into_value(py).bind(py), to),
-        }
-    }
-
-    /// Has Python record the tensors of a result that need gradients, if it is for an autograd context.
-    fn record_result(
-        &self,
-        py: Python<'_>,
-        tensors: Vec<Bound<'_, PyAny>>,
-        to: Asker,
-    ) -> PyResult<Option<AutogradRef>> {
-        let Some(place) = to.autograd.filter(|_| !tensors.is_empty()) else { return Ok(None) };
-        let place = self.call(intern!(py, "record_result"), (tensors, place, to.rank))?;
-        Ok(place.extract::<Option<Place>>()?.map(to_ref))
+        packed.or_else(|error| self.pack_exception(py, error.into_value(py).bind(py), to))
     }
 
     /// Packs in plain data what was pickled.

@@ -196,15 +196,20 @@ fn what_no_worker_leaves_in_a_store_is_said_with_its_key() {
 }
 
 #[test]
-fn two_workers_of_one_rank_are_told_so_and_so_is_who_waits_for_others() {
-    let store = memory();
-    let threads =
-        [joins(&store, "a", 0, Some(3)), joins(&store, "b", 2, Some(3)), joins(&store, "c", 2, Some(3))];
-
-    for thread in &threads {
-        let error = finish(thread).unwrap_err();
+fn two_workers_of_one_rank_are_told_so_and_so_are_all_whoever_comes_first() {
+    let refused = |thread: &Receiver<Result<Member, Error>>| {
+        let error = finish(thread).err().unwrap();
         assert!(error.to_string().starts_with("two workers claim rank 2: "), "{error}");
-    }
+    };
+    let twins = |store| [joins(store, "b", 2, Some(3)), joins(store, "c", 2, Some(3))];
+    let (together, late) = (memory(), memory());
+
+    let waits = joins(&together, "a", 0, Some(3));
+    twins(&together).iter().for_each(refused);
+    refused(&waits);
+
+    twins(&late).iter().for_each(refused);
+    refused(&joins(&late, "a", 0, Some(3)));
 }
 
 #[test]

@@ -121,6 +121,7 @@ def join(
             native = make_native(name, rank, job, secret, options, handler)
         except Exception as error:
             meeting.spoil(f"worker {name!r} (rank {rank}) cannot join: {error}")
+            meeting.part("error", world_size)
             raise
         meeting.enter(entry | {"contact": native.contact(), "devices": _devices.entry_of(options)})
         roster = meeting.roster()
@@ -231,17 +232,23 @@ class _Meeting:
         if found == mine:
             return
         other = json.loads(found)
-        self._mark_read("error", self._size)
         if "error" in other:
+            self.part("error", self._size)
             raise RuntimeError(other["error"])
+        self._mark_read("error", self._size)
         text = f"two workers claim rank {self._rank}: {other['name']} and {entry['name']}{self._suspicion}"
         self.spoil(text)
         raise RuntimeError(text)
 
     def spoil(self, error: str) -> None:
-        """Tell all that the group cannot come together, also those who are waited for."""
+        """Tell all that the group cannot come together.
+
+        All are rank 0, which waits for the entries of all, those who come later, and those who wait for
+        rank 0, which may be among the latter.
+        """
         for rank in range(self._size):
             self._store.compare_set(_entry(rank), "", json.dumps({"error": error}))
+        self._publish({"error": error, "size": self._size})
 
     def roster(self) -> list[tuple[str, int, str]]:
         """Name, rank and contact of every worker.
@@ -260,7 +267,7 @@ class _Meeting:
                 raise RuntimeError(text) from error
             record = json.loads(self._store.get("roster"))
         if "error" in record:
-            self._part("error", record.get("present", record.get("size", self._size)))
+            self.part("error", record.get("present", record.get("size", self._size)))
             raise (ValueError if record.get("is_value") else RuntimeError)(record["error"])
         self.device_maps = record["device_maps"] or [{}] * len(record["workers"])
         return [(name, rank, contact) for rank, (name, contact) in enumerate(record["workers"])]
@@ -287,7 +294,7 @@ class _Meeting:
         except RuntimeError as error:
             text = f"not all of the {self._size} workers started serving in {self._deadline.seconds:g} s"
             raise RuntimeError(text) from error
-        self._part("serve", self._size)
+        self.part("serve", self._size)
 
     def _collect(self) -> dict[str, Any]:
         keys = [_entry(rank) for rank in range(self._size)]
@@ -323,7 +330,7 @@ class _Meeting:
             return f"rank 0 did not say {limit} who is in the group of {self._size} workers"
         return f"workers did not come {limit}: missing rank(s) {missing} of world size {self._size}"
 
-    def _part(self, stage: str, present: int) -> None:
+    def part(self, stage: str, present: int) -> None:
         """Let nobody lose the store who still needs it: rank 0, its likely host, goes last."""
         if self._rank != 0:
             self._mark_read(stage, present)

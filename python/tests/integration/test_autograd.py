@@ -227,6 +227,8 @@ def test_an_error_anywhere_is_raised_and_the_next_pass_works(group: Group) -> No
 
 
 def of_an_interrupt(worker: Worker) -> Any:
+    # Who starts tests in the background may have them ignore it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with worker.joined(), dist_autograd.context() as number:
         x = torch.ones(1, requires_grad=True)
         y = rpc.rpc_sync("w1", double, args=(x,))

@@ -97,6 +97,17 @@ def test_two_workers_with_one_rank_are_told_at_once(tmp_path):
     assert all("two workers claim rank 0" in str(error) for error in results.values())
 
 
+def test_who_waits_for_a_rank_0_that_comes_after_a_mistake_is_told_at_once():
+    store, begin = dist.HashStore(), time.monotonic()
+
+    early = meet(None, 3, [entry("b", 3), entry("c", 3)], ranks=[2, 2], shared=store)
+    late = meet(None, 3, [entry("a", 3)], shared=store)
+
+    assert time.monotonic() - begin < 3
+    assert len(early) == 2
+    assert all("two workers claim rank 2" in str(error) for error in [*early.values(), late[0]])
+
+
 def test_different_world_sizes_are_told_to_all(tmp_path):
     results = meet(tmp_path / "s", 2, [entry("a", 2), entry("b", 3)])
 

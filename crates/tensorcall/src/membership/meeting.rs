@@ -94,6 +94,7 @@ pub(super) fn join(rendezvous: &Rendezvous, joining: Joining<'_>, size: u32) -> 
         Ok(agent) => Candidate(Some(agent)),
         Err(error) => {
             meeting.spoil(&format!("worker '{name}' (rank {rank}) cannot join: {error}"))?;
+            meeting.part("error", size);
             return Err(error.into());
         }
     };
@@ -147,22 +148,25 @@ impl<'a> Meeting<'a> {
             return Ok(());
         }
         let other: Entry = read_json("worker", &found)?;
-        self.mark_read("error", self.size);
         if let Some(error) = other.error {
+            self.part("error", self.size);
             return Err(Error::usage(error).into());
         }
+        self.mark_read("error", self.size);
         let text =
             format!("two workers claim rank {}: {} and {name}{}", self.rank, other.name, self.suspicion);
         self.spoil(&text)?;
         Err(Error::usage(text).into())
     }
 
-    /// Says that the group cannot come together, also to those who wait for somebody.
+    /// Says that the group cannot come together: to rank 0, which waits for the entries of all, to those who come
+    /// later, and to those who wait for rank 0, which may be among the latter.
     fn spoil(&self, error: &str) -> Result<(), Failure> {
-        let entry = write_json(&serde_json::json!({ "error": error }))?;
+        let entry = write_json(&Entry { error: Some(error.to_owned()), ..Entry::default() })?;
         for rank in 0..self.size {
             self.store.compare_set(&key(rank), b"", entry.as_bytes())?;
         }
+        self.publish(&Record { error: Some(error.to_owned()), size: Some(self.size), ..Record::default() })?;
         Ok(())
     }
 

@@ -25,6 +25,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tensorcall_proto::connection::Arrived;
 use tensorcall_proto::ids::{Identity, MessageId};
 use tensorcall_proto::rref::RRefDesc;
 use tensorcall_proto::wire::Descriptor;
@@ -32,6 +33,7 @@ use tensorcall_proto::wire::message::Message;
 use tensorcall_proto::wire::tensor::{BufferDesc, Place};
 
 use crate::body::{Body, Received};
+use crate::buffer::Buffer;
 
 /// Names a link within its agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -100,6 +102,21 @@ pub struct Inbound {
     pub body: Received,
     /// The forks that it brings.
     pub rrefs: Vec<RRefDesc>,
+}
+
+impl Inbound {
+    /// What a connection has put together.
+    pub(crate) fn of(mut arrived: Arrived<Buffer>) -> Self {
+        let body = Received {
+            payload: arrived.payload,
+            tensors: std::mem::take(&mut arrived.descriptor.tensors),
+            buffers: arrived.buffers,
+            rrefs: Vec::new(),
+            autograd: None,
+        };
+        let Descriptor { message, rrefs, .. } = arrived.descriptor;
+        Self { message, body, rrefs }
+    }
 }
 
 /// One way to one peer.

@@ -5,12 +5,10 @@ use std::sync::{Arc, Weak};
 use tensorcall_proto::connection::Arrived;
 use tensorcall_proto::group::{Arrival, Departures, WireLink};
 use tensorcall_proto::ids::Identity;
-use tensorcall_proto::wire::Descriptor;
 use tensorcall_proto::wire::limits::Limits;
 
 use super::driver::Shared;
 use super::peer::{CLOSED_HERE, GroupLink, In, LinkState, News, Peer};
-use crate::body::Received;
 use crate::buffer::{Buffer, Target};
 use crate::sync::MutexGuard;
 use crate::transport::proving::Handshake;
@@ -157,18 +155,10 @@ impl Shared {
         }
     }
 
-    fn receive_message(&self, peer: &Peer, link: WireLink, mut arrived: Arrived<Buffer>) {
+    fn receive_message(&self, peer: &Peer, link: WireLink, arrived: Arrived<Buffer>) {
         let Some(id) = peer.inn.lock().links.get(&link).map(|state| state.link.id) else { return };
         let Some(events) = self.events.upgrade() else { return };
-        let body = Received {
-            payload: arrived.payload,
-            tensors: std::mem::take(&mut arrived.descriptor.tensors),
-            buffers: arrived.buffers,
-            rrefs: Vec::new(),
-            autograd: None,
-        };
-        let Descriptor { message, rrefs, .. } = arrived.descriptor;
-        events.received(id, Inbound { message, body, rrefs });
+        events.received(id, Inbound::of(arrived));
     }
 
     /// Takes a handshake further.

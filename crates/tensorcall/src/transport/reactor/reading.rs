@@ -5,11 +5,9 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use tensorcall_proto::connection::{Allocate, Arrival, Inbox};
-use tensorcall_proto::wire::Descriptor;
 use tensorcall_proto::wire::message::Message;
 
 use super::driver::{Driver, End, Stage};
-use crate::body::Received;
 use crate::buffer::{Buffer, BufferPool};
 use crate::clock::now;
 use crate::fork::Fd;
@@ -93,22 +91,15 @@ pub(super) fn dispatch(
     let mut messages = 0;
     while let Some(arrival) = inbox.poll() {
         match arrival {
-            Arrival::Message(mut arrived) => {
+            Arrival::Message(arrived) => {
                 messages += 1;
-                let body = Received {
-                    payload: arrived.payload,
-                    tensors: std::mem::take(&mut arrived.descriptor.tensors),
-                    buffers: arrived.buffers,
-                    rrefs: Vec::new(),
-                    autograd: None,
-                };
-                let Descriptor { message, rrefs, .. } = arrived.descriptor;
-                if let Message::Blocks(message) = message {
+                let inbound = Inbound::of(arrived);
+                if let Message::Blocks(message) = inbound.message {
                     let said = connection.sharing.handle(message, now()).map_err(End::Refused)?;
                     connection.say(said)?;
                     continue;
                 }
-                events.received(link, Inbound { message, body, rrefs });
+                events.received(link, inbound);
             }
             Arrival::Ping(mark) => connection.pong(mark)?,
             Arrival::Pong(_) => {}
