@@ -49,6 +49,11 @@ pub(crate) struct Shared {
     commands: Mutex<Vec<Command>>,
     /// Some connection has blocks to give back.
     returns: AtomicBool,
+    /// Connections with messages that wait for the reactor to write them.
+    held: Mutex<Vec<LinkId>>,
+    holds: AtomicBool,
+    /// The reactor moves much data, which may take a while.
+    in_bulk: AtomicBool,
     alarm: Arc<Alarm>,
     base: Instant,
 }
@@ -79,6 +84,20 @@ impl Shared {
     /// Some connection has blocks to give back. Takes no lock: it may be said anywhere.
     pub(crate) fn tell_returns(&self) {
         if !self.returns.swap(true, Ordering::AcqRel) {
+            self.wake();
+        }
+    }
+
+    /// Whether the reactor is about to look for what [`flush_soon`](Self::flush_soon) tells it.
+    pub(crate) fn is_at_work(&self) -> bool {
+        !self.in_bulk.load(Ordering::Relaxed) && self.alarm.is_awake()
+    }
+
+    /// Messages wait on this connection for the reactor.
+    pub(crate) fn flush_soon(&self, link: LinkId) {
+        self.held.lock().push(link);
+        self.holds.store(true, Ordering::Release);
+        if !self.alarm.looks_again() {
             self.wake();
         }
     }
@@ -115,6 +134,9 @@ impl Reactor {
             wake: Fd::open(|| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)).map_err(what)?,
             commands: Mutex::default(),
             returns: AtomicBool::new(false),
+            held: Mutex::default(),
+            holds: AtomicBool::new(false),
+            in_bulk: AtomicBool::new(false),
             alarm,
             base: now(),
         });
@@ -137,6 +159,7 @@ impl Reactor {
             deaf_until: None,
             scratch: vec![0; SCRATCH],
             spin: Spin::NEW,
+            arrived: Vec::new(),
             messages: 0,
             stop: None,
         };
