@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
@@ -535,6 +535,42 @@ fn workers_meet_in_a_store_and_call_each_other_over_sockets() {
     let numbers = Bytes::from((0..1_000_000u32).flat_map(u32::to_le_bytes).collect::<Vec<u8>>());
     let error = agents[0].call_blocking::<String>("worker1", "name", (&numbers,)).unwrap_err();
     assert!(error.to_string().contains("it takes 0 arguments"), "{error}");
+    leave(agents);
+}
+
+/// Answers that come close together are written together, but none waits for a function to end.
+#[test]
+fn no_answer_of_a_burst_waits_for_a_function_that_takes_long() {
+    let (gate, store) = (Arc::new((Mutex::new(0), Condvar::new())), Arc::new(MemoryStore::default()));
+    let builder = |rank: u32| {
+        let store = Arc::clone(&store) as Arc<dyn Store>;
+        let rendezvous = Rendezvous::in_store(store, rank, Some(2)).unwrap();
+        let gate = Arc::clone(&gate);
+        let long = move |round: u32| {
+            let (open, _) =
+                gate.1.wait_timeout_while(gate.0.lock().unwrap(), SOON, |open| *open < round).unwrap();
+            *open
+        };
+        let builder = Agent::builder(["caller", "server"][rank as usize]).meet_at(Arc::new(rendezvous));
+        builder.function("short", |number: u32| number).function("long", long)
+    };
+    let agents: Vec<Agent> = meet((0..2).map(builder)).into_iter().map(Result::unwrap).collect();
+    let call = |function: &str, argument: u32| agents[0].call::<u32>("server", function, (argument,));
+
+    for round in 1..=200 {
+        let short: Vec<_> = (0..round % 20).map(|number| (number, call("short", number))).collect();
+        let long: Vec<_> = (0..3).map(|_| call("long", round)).collect();
+
+        for (number, answer) in short {
+            assert_eq!(answer.wait().unwrap(), number);
+        }
+
+        *gate.0.lock().unwrap() = round;
+        gate.1.notify_all();
+        for answer in long {
+            assert_eq!(answer.wait().unwrap(), round);
+        }
+    }
     leave(agents);
 }
 

@@ -811,12 +811,19 @@ mod tests {
 
         // Nobody lets any of them end: each needs a thread of its own.
         for (said, _) in &all {
-            while said.try_recv().is_err() {
-                let next = due.unwrap();
-                while now() < next {
-                    std::thread::yield_now();
-                }
-                due = pool.tick(now());
+            let mut started = said.try_recv();
+            while started.is_err() {
+                started = match due {
+                    Some(next) => {
+                        while now() < next {
+                            std::thread::yield_now();
+                        }
+                        due = pool.tick(now());
+                        said.try_recv()
+                    }
+                    // A thread is on its way for each.
+                    None => Ok(said.recv_timeout(SOON).unwrap()),
+                };
             }
         }
     }
