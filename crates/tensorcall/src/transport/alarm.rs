@@ -235,6 +235,28 @@ mod model {
     }
 
     #[test]
+    fn what_is_left_to_the_thread_is_seen_before_it_sleeps_or_wakes_it() {
+        loom::model(|| {
+            let (world, left) = (World::new(), Arc::new(AtomicBool::new(false)));
+            let leaver = thread::spawn({
+                let (world, left) = (Arc::clone(&world), Arc::clone(&left));
+                move || {
+                    left.store(true, Ordering::Release);
+                    if !world.alarm.looks_again() {
+                        world.woken.store(true, Ordering::Release);
+                    }
+                }
+            });
+
+            world.alarm.go_to_sleep(None);
+            let seen = left.load(Ordering::Relaxed);
+
+            leaver.join().unwrap();
+            assert!(seen || world.woken.load(Ordering::Acquire));
+        });
+    }
+
+    #[test]
     fn a_thread_that_sleeps_twice_misses_nothing_in_between() {
         loom::model(|| {
             let world = World::new();
