@@ -195,6 +195,60 @@ def test_killed_workers_leave_nothing_on_the_other_side(group: Group) -> None:
     assert seen == {"right": True, "new files": set()}
 
 
+def lend_until_killed(worker: Worker) -> None:
+    worker.start()
+    worker.hear()
+    warm("w0")
+    for seed in range(8):
+        rpc.rpc_sync("w0", keep, args=(numbers(seed),))
+    # The survivor has lent something, too.
+    held = [rpc.rpc_sync("w0", look_and_change, args=(numbers(seed),))[2] for seed in range(4)]
+    assert any(is_shared(tensor) for tensor in held)
+    worker.tell("lent")
+    worker.hear()
+
+
+def hold_from_a_victim(worker: Worker) -> dict[str, Any]:
+    files = shm_files()
+    worker.start()
+    rpc.rpc_sync("w2", max, args=(1, 2))
+    before = descriptors()
+    worker.tell("ready")
+    worker.hear()
+    victims = {place for tensor in kept for place in segments() if place[0] <= tensor.data_ptr() < place[1]}
+    assert victims
+    # It has lent to the victim as well.
+    assert set(segments()) - victims
+    worker.tell("seen")
+    worker.hear()
+    eventually(lambda: set(segments()) <= victims)
+    assert set(segments()) == victims
+    # Writable still.
+    kept[0].zero_()
+    kept[0] += numbers(0)
+    right = take_kept()
+    eventually(lambda: not segments())
+    eventually(lambda: not set(descriptors()) - set(before) and len(descriptors()) <= len(before))
+    warm("w2")
+    rpc.shutdown()
+    return {"right": right, "new files": shm_files() - files}
+
+
+def test_what_a_killed_worker_had_lent_outlives_it(group: Group) -> None:
+    group.start(hold_from_a_victim, lend_until_killed, serve)
+    assert group.hear(0) == "ready"
+    group.tell(1, "go")
+    assert group.hear(1) == "lent"
+    group.tell(0, "lent")
+    assert group.hear(0) == "seen"
+    group.kill(1)
+    group.tell(0, "killed")
+
+    seen = group.finish(expect_killed=(1,))[0].value
+
+    assert seen == {"right": [True] * 8, "new files": set()}
+
+
 # The end of a tensor, wherever that is.
 
 
