@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import resource
 import threading
 import time
 from collections.abc import Callable
@@ -247,6 +248,42 @@ def test_what_a_killed_worker_had_lent_outlives_it(group: Group) -> None:
     seen = group.finish(expect_killed=(1,))[0].value
 
     assert seen == {"right": [True] * 8, "new files": set()}
+
+
+# A worker that is out of descriptors.
+
+
+def take_no_more_descriptors() -> None:
+    """From now on this process gets no descriptor."""
+    next_one = os.dup(0)
+    os.close(next_one)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next_one, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+
+def change(tensor: torch.Tensor) -> tuple[int, torch.Tensor]:
+    return int(tensor.sum()), tensor.add_(1)
+
+
+def send_to_the_poor(worker: Worker) -> tuple[list[bool], bool]:
+    with worker.joined():
+        # Now there are all connections, and a segment for each direction.
+        warm("w1")
+        rpc.rpc_sync("w1", take_no_more_descriptors)
+        right = []
+        for _ in range(4):
+            for size in (3 * MIB, 5 * MIB, 7 * MIB, MIB):
+                total, back = rpc.rpc_sync("w1", change, args=(numbers(0, size),))
+                right.append(total == int(numbers(0, size).sum()))
+                right.append(bool(torch.equal(back, numbers(1, size))))
+        return right, is_shared(back)
+
+
+def test_who_can_take_no_descriptor_gets_large_tensors_all_the_same(group: Group) -> None:
+    right, shared = group.run(send_to_the_poor, serve)[0]
+
+    assert all(right)
+    # By what was there before.
+    assert shared
 
 
 # The end of a tensor, wherever that is.

@@ -51,6 +51,8 @@ struct Out {
     outbox: Outbox<BodySegment>,
     /// Descriptors that go with what is written next.
     passing: VecDeque<Fd>,
+    /// The system lets us pass no more: too many are on their way. Offers go without, and are declined.
+    passes_none: bool,
     /// Set while messages may be written: after the handshake, until the end.
     socket: Option<Arc<Fd>>,
     /// The socket takes no more now; the reactor waits for room.
@@ -70,6 +72,7 @@ impl Connection {
         let out = Out {
             outbox: Outbox::new(),
             passing: VecDeque::new(),
+            passes_none: false,
             socket: None,
             blocked: false,
             ended: false,
@@ -89,11 +92,12 @@ impl Connection {
     /// the messages that are out now.
     pub(crate) fn open(&self, socket: Arc<Fd>, terms: Option<Terms>) -> io::Result<Vec<MessageId>> {
         self.heard_now(now());
-        if let Some(terms) = terms {
-            self.sharing.start(terms);
-        }
         let mut out = self.out.lock();
         out.socket = Some(socket);
+        if let Some(terms) = terms {
+            // Not before the socket is there: what is offered has to get out.
+            self.sharing.start(terms);
+        }
         self.flush(&mut out)
     }
 
@@ -138,26 +142,35 @@ impl Connection {
         if out.blocked { Ok(()) } else { self.flush(&mut out).map(|_| ()) }
     }
 
-    /// Tells the peer about shared memory.
-    pub(crate) fn say(&self, said: Vec<Said>) -> io::Result<()> {
+    /// Tells the peer about shared memory. If that is not possible, the connection ends as soon as what the peer
+    /// said last is read.
+    pub(crate) fn say(&self, said: Vec<Said>) {
         if said.is_empty() {
-            return Ok(());
+            return;
         }
         let mut out = self.out.lock();
         if out.ended || out.socket.is_none() {
-            return Ok(());
+            return;
         }
         for (message, fd) in said {
             // It goes with the next bytes that are written, which are the message's or come before it.
-            out.passing.extend(fd);
+            if !out.passes_none {
+                out.passing.extend(fd);
+            }
             out.push_blocks(message);
         }
-        if out.blocked { Ok(()) } else { self.flush(&mut out).map(|_| ()) }
+        if !out.blocked
+            && let Err(error) = self.flush(&mut out)
+        {
+            out.socket = None;
+            drop(out);
+            self.fail(&error.to_string());
+        }
     }
 
     /// Tells the peer which of its blocks are free.
-    pub(crate) fn say_returns(&self) -> io::Result<()> {
-        self.say(self.sharing.returns().into_iter().map(|message| (message, None)).collect())
+    pub(crate) fn say_returns(&self) {
+        self.say(self.sharing.returns().into_iter().map(|message| (message, None)).collect());
     }
 
     /// Writes until all is out or the socket takes no more; keeps the reactor's interest in step.
@@ -181,6 +194,11 @@ impl Connection {
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => full = true,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if with_one && error.raw_os_error() == Some(libc::ETOOMANYREFS) => {
+                    tracing::info!("too many descriptors are on their way; tensors go through sockets");
+                    out.passes_none = true;
+                    out.passing.clear();
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -194,9 +212,7 @@ impl Connection {
 
     /// Makes the segments that were missed.
     fn make_segments(&self) {
-        if let Err(error) = self.say(self.sharing.make()) {
-            self.fail(&error.to_string());
-        }
+        self.say(self.sharing.make());
     }
 
     fn fail(&self, reason: &str) {

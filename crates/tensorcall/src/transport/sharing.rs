@@ -15,7 +15,9 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use crossbeam_queue::SegQueue;
-use tensorcall_proto::blocks::{Block, BlockMessage, Borrower, Effect, Lender, MIN_BLOCK, Plan, Terms};
+use tensorcall_proto::blocks::{
+    Block, BlockMessage, Borrower, Effect, Lender, MAX_SEGMENTS, MIN_BLOCK, Plan, Terms,
+};
 use tensorcall_proto::wire::tensor::Place;
 
 use super::reactor::Shared;
@@ -28,9 +30,6 @@ use crate::sync::Mutex;
 pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// When so many bytes have become free, the peer hears of it at once.
 const TELL_AT_ONCE: usize = 1 << 20;
-/// Descriptors that came and whose offers have not.
-const MAX_WAITING: usize = 16;
-
 /// Shared memory of one connection.
 #[derive(Debug)]
 pub(crate) struct Sharing {
@@ -53,6 +52,8 @@ struct Borrowing {
     segments: HashMap<u64, Arc<SharedMemory>>,
     /// Descriptors that were passed, of segments that are about to be offered.
     passed: VecDeque<Fd>,
+    /// One of them was lost: nobody knows any more which of them belongs to which offer.
+    lost: bool,
 }
 
 /// Blocks that are not used any more and whose lender has not heard of it.
@@ -114,6 +115,7 @@ impl Sharing {
             account: Borrower::new(terms.max_bytes.saturating_mul(2)),
             segments: HashMap::new(),
             passed: VecDeque::new(),
+            lost: false,
         });
         *self.lending.lock() = Some(Lending { account: Lender::new(terms), segments: HashMap::new() });
     }
@@ -260,12 +262,20 @@ impl Sharing {
     /// If it passes more than it offers.
     pub(crate) fn passed(&self, fds: Vec<Fd>) -> Result<(), String> {
         let mut borrowing = self.borrowing.lock();
-        let Some(borrowing) = &mut *borrowing else { return Ok(()) };
-        if borrowing.passed.len() + fds.len() > MAX_WAITING {
+        let Some(borrowing) = borrowing.as_mut().filter(|borrowing| !borrowing.lost) else { return Ok(()) };
+        // As many as can be offered at once: where the socket was full, all of them may come before the first offer.
+        if borrowing.passed.len() + fds.len() > MAX_SEGMENTS {
             return Err("it passes descriptors without saying what for".to_owned());
         }
         borrowing.passed.extend(fds);
         Ok(())
+    }
+
+    /// A descriptor came from the peer and this process could not take it.
+    pub(crate) fn lost(&self) {
+        if let Some(borrowing) = &mut *self.borrowing.lock() {
+            borrowing.lose();
+        }
     }
 
     /// The peer says something about shared memory. Returns what it is to be told.
@@ -307,10 +317,17 @@ impl Sharing {
         let mut borrowing = self.borrowing.lock();
         // What is passed where nobody wants it the system has closed.
         let Some(open) = &mut *borrowing else { return Ok(false) };
-        let fd = open.passed.pop_front().ok_or("it offers a segment without its descriptor")?;
+        let fd = open.passed.pop_front();
+        if fd.is_none() {
+            open.lose();
+        }
         let offer = open.account.handle_offer(segment, block_len, blocks);
         let Some(len) = offer.map_err(|error| error.to_string())? else { return Ok(false) };
-        match usize::try_from(len).map_err(std::io::Error::other).and_then(|len| SharedMemory::map(fd, len)) {
+        let mapped = fd.ok_or_else(|| std::io::Error::other("its descriptor was lost")).and_then(|fd| {
+            let len = usize::try_from(len).map_err(std::io::Error::other)?;
+            SharedMemory::map(fd, len)
+        });
+        match mapped {
             Ok(memory) => {
                 open.segments.insert(segment, Arc::new(memory));
                 Ok(true)
@@ -339,6 +356,13 @@ impl Sharing {
         };
         let block = SharedBlock::new(origin, usize::try_from(offset).ok()?, usize::try_from(len).ok()?)?;
         Some(Buffer::from_shared(block))
+    }
+}
+
+impl Borrowing {
+    fn lose(&mut self) {
+        self.lost = true;
+        self.passed.clear();
     }
 }
 
