@@ -323,11 +323,11 @@ impl Sharing {
         }
         let offer = open.account.handle_offer(segment, block_len, blocks);
         let Some(len) = offer.map_err(|error| error.to_string())? else { return Ok(false) };
-        let mapped = fd.ok_or_else(|| std::io::Error::other("its descriptor was lost")).and_then(|fd| {
-            let len = usize::try_from(len).map_err(std::io::Error::other)?;
-            SharedMemory::map(fd, len)
-        });
-        match mapped {
+        let Some(fd) = fd else {
+            open.account.handle_unmapped(segment);
+            return Ok(false);
+        };
+        match usize::try_from(len).map_err(std::io::Error::other).and_then(|len| SharedMemory::map(fd, len)) {
             Ok(memory) => {
                 open.segments.insert(segment, Arc::new(memory));
                 Ok(true)
@@ -361,7 +361,9 @@ impl Sharing {
 
 impl Borrowing {
     fn lose(&mut self) {
-        self.lost = true;
+        if !std::mem::replace(&mut self.lost, true) {
+            tracing::info!("a descriptor of a peer was lost; no more memory is shared with it");
+        }
         self.passed.clear();
     }
 }
