@@ -128,16 +128,12 @@ impl Sharing {
         while self.returned.queue.pop().is_some() {}
     }
 
-    /// Whether there is a block for each large buffer; if not, that is noted.
+    /// Whether there are blocks for most of the bytes of large buffers; what is missing is noted.
     pub(crate) fn has_room_for(&self, buffers: &[Region], now: Instant) -> bool {
         let mut lending = self.lending.lock();
         let Some(lending) = &mut *lending else { return false };
-        let large = buffers.iter().map(|region| region.len() as u64).filter(|&len| len >= MIN_BLOCK);
-        let missing = large.filter(|&len| !lending.account.has(len)).max();
-        if let Some(len) = missing {
-            lending.account.handle_miss(len, now);
-        }
-        missing.is_none()
+        let lens = buffers.iter().map(|region| region.len() as u64);
+        lending.account.has_room(lens.filter(|&len| len >= MIN_BLOCK), now)
     }
 
     /// Copies the large ones of `buffers` into blocks, as far as there are any, and says where each is now. Nothing
