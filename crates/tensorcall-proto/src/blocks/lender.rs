@@ -140,13 +140,12 @@ impl Lender {
             total = total.saturating_add(len);
             let Some(class) = block_len(len) else { return false };
             let mut suiting = self.segments.values_mut().filter(|segment| segment.suits(len, class));
-            match suiting.next() {
+            if let Some(segment) = suiting.next() {
                 // It is about to be used: it makes no room for the others.
-                Some(segment) => segment.used = now,
-                None => {
-                    lacking += len;
-                    missing.push(class);
-                }
+                segment.used = now;
+            } else {
+                lacking += len;
+                missing.push(class);
             }
         }
         if total / 2 > self.terms.max_bytes {

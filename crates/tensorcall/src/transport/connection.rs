@@ -210,8 +210,11 @@ impl Connection {
         Ok(sent)
     }
 
-    /// Makes the segments that were missed.
+    /// Makes the segments that were missed, unless others wait for this thread: then the next that sends does.
     fn make_segments(&self) {
+        if self.shared.is_here() {
+            return;
+        }
         self.say(self.sharing.make());
     }
 
