@@ -80,6 +80,10 @@ impl Settings {
     }
 
     fn place(&self) -> Result<()> {
+        // The callee has its place from the caller, who has taken one by then.
+        let mut every = CpuSet::new();
+        (0..CpuSet::MAX_CPU).for_each(|core| every.set(core));
+        sched_setaffinity(None, &every)?;
         let all = sched_getaffinity(None)?;
         let cores: Vec<_> = (0..CpuSet::MAX_CPU).filter(|core| all.is_set(*core)).collect();
         let core = match (self.placement, self.role) {

@@ -111,12 +111,17 @@ impl Core {
 impl Promise {
     /// Completes the future. Returns false, and changes nothing, if that has happened before.
     pub fn complete(&self, outcome: Result<Response>) -> bool {
+        self.finish(State::Done(outcome)).map(Wakes::wake).is_some()
+    }
+
+    /// As [`complete`](Self::complete), but leaves those who wait asleep. `None` if nothing was changed.
+    pub(crate) fn complete_quietly(&self, outcome: Result<Response>) -> Option<Wakes> {
         self.finish(State::Done(outcome))
     }
 
     /// Completes a future that stands for a local event and has no response.
     pub fn complete_empty(&self) -> bool {
-        self.finish(State::Spent)
+        self.finish(State::Spent).map(Wakes::wake).is_some()
     }
 
     /// A future of this promise.
@@ -124,18 +129,31 @@ impl Promise {
         RpcFuture(Arc::clone(&self.0))
     }
 
-    fn finish(&self, last: State) -> bool {
-        let Some(mut state) = self.0.look() else { return false };
-        let State::Pending { callbacks, wakers } = &mut *state else { return false };
+    fn finish(&self, last: State) -> Option<Wakes> {
+        let mut state = self.0.look()?;
+        let State::Pending { callbacks, wakers } = &mut *state else { return None };
         let (callbacks, wakers) = (std::mem::take(callbacks), std::mem::take(wakers));
         *state = last;
         drop(state);
-        self.0.done.notify_all();
-        for callback in callbacks {
+        Some(Wakes { core: Arc::clone(&self.0), callbacks, wakers })
+    }
+}
+
+/// Who is to be told that a future is complete.
+#[must_use]
+pub(crate) struct Wakes {
+    core: Arc<Core>,
+    callbacks: Vec<Callback>,
+    wakers: Vec<Waker>,
+}
+
+impl Wakes {
+    pub(crate) fn wake(self) {
+        self.core.done.notify_all();
+        for callback in self.callbacks {
             callback();
         }
-        wakers.into_iter().for_each(Waker::wake);
-        true
+        self.wakers.into_iter().for_each(Waker::wake);
     }
 }
 

@@ -6,6 +6,7 @@
 //! threads get. A panic elsewhere does not make a lock unusable: what it guards is changed in whole steps.
 
 use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{self, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
@@ -22,9 +23,14 @@ pub struct MutexGuard<'a, T> {
     held: Option<sync::MutexGuard<'a, T>>,
 }
 
-/// Waiting for what another thread changes under a [`Mutex`].
+/// Waiting for what another thread changes under a [`Mutex`]. To notify when nobody waits costs nothing, so whoever
+/// notifies must have changed something under the lock, or hold it.
 #[derive(Debug, Default)]
-pub struct Condvar(sync::Condvar);
+pub struct Condvar {
+    condvar: sync::Condvar,
+    /// Threads that wait. Each is counted under the lock, before it lets go of that.
+    waiting: AtomicUsize,
+}
 
 /// How a wait with a limit ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,21 +86,25 @@ impl<T> DerefMut for MutexGuard<'_, T> {
 impl Condvar {
     /// Nobody waits.
     pub const fn new() -> Self {
-        Self(sync::Condvar::new())
+        Self { condvar: sync::Condvar::new(), waiting: AtomicUsize::new(0) }
     }
 
     /// Lets go of the lock until somebody notifies. May return without that.
     pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
         if let Some(held) = guard.held.take() {
-            guard.held = Some(self.0.wait(held).unwrap_or_else(PoisonError::into_inner));
+            self.waiting.fetch_add(1, Ordering::Relaxed);
+            guard.held = Some(self.condvar.wait(held).unwrap_or_else(PoisonError::into_inner));
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
     /// As [`wait`](Self::wait), for `limit` at most.
     pub fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, limit: Duration) -> WaitTimeoutResult {
         let Some(held) = guard.held.take() else { return WaitTimeoutResult(false) };
-        let (held, result) = self.0.wait_timeout(held, limit).unwrap_or_else(PoisonError::into_inner);
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let (held, result) = self.condvar.wait_timeout(held, limit).unwrap_or_else(PoisonError::into_inner);
         guard.held = Some(held);
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
         WaitTimeoutResult(result.timed_out())
     }
 
@@ -105,12 +115,16 @@ impl Condvar {
 
     /// Wakes one thread that waits.
     pub fn notify_one(&self) {
-        self.0.notify_one();
+        if self.waiting.load(Ordering::Relaxed) > 0 {
+            self.condvar.notify_one();
+        }
     }
 
     /// Wakes all threads that wait.
     pub fn notify_all(&self) {
-        self.0.notify_all();
+        if self.waiting.load(Ordering::Relaxed) > 0 {
+            self.condvar.notify_all();
+        }
     }
 }
 

@@ -107,7 +107,7 @@ def _connect(
         meeting.check(meeting.roster(), name, mark)
         place = PrefixStore("gloo", keys)
         group = interruptible(lambda: _gloo.GlooGroup(place, rank, world_size, deadline.left(), device))
-        meeting._part("connected", world_size)
+        meeting.part("connected", world_size)
     except DistError as error:
         text = f"worker {name!r} (rank {rank}) lost the store in which the workers meet: {error}"
         raise RuntimeError(text) from error

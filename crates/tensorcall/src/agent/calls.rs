@@ -13,7 +13,7 @@ use super::{Inner, LinkEntry, pool};
 use crate::body::Body;
 use crate::clock::now;
 use crate::error::{Error, Result};
-use crate::future::{Response, RpcFuture, promise};
+use crate::future::{Response, RpcFuture, Wakes, promise};
 use crate::rref::RRef;
 use crate::transport::{Address, Events, Link, Outbound, Transport};
 
@@ -168,8 +168,9 @@ impl Inner {
             Way::Link { id, handle } => {
                 let handle = Arc::clone(handle);
                 self.forks_take(*id, &message.rrefs);
+                let alone = state.calls.len() <= 1;
                 drop(state);
-                let is_out = handle.send(message);
+                let is_out = if alone { handle.send(message) } else { handle.send_along(message) };
                 if let Some(narrow) = narrow {
                     narrow.make_room();
                 }
@@ -278,11 +279,18 @@ impl Inner {
 
     /// Tells whom it concerns that a call has its outcome. Call without holding a lock.
     pub(super) fn settle(&self, ticket: Ticket, outcome: Result<Response>) {
+        if let Some(wakes) = self.settle_quietly(ticket, outcome) {
+            wakes.wake();
+        }
+    }
+
+    /// As [`settle`](Self::settle); whoever is to be woken is left to the caller.
+    pub(super) fn settle_quietly(&self, ticket: Ticket, outcome: Result<Response>) -> Option<Wakes> {
         let Ticket { promise, rref, .. } = ticket;
         if let Some(rref) = rref {
             self.end_creation(&rref, &outcome);
         }
-        promise.complete(outcome);
+        promise.complete_quietly(outcome)
     }
 }
 

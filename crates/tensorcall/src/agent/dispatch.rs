@@ -4,16 +4,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use tensorcall_proto::ids::{Identity, MessageId, Rank};
-use tensorcall_proto::wire::message::{FailureKind, Message, Outcome, Phase, Reply};
+use tensorcall_proto::ids::{Identity, Life, MessageId, Rank};
+use tensorcall_proto::wire::message::{Message, Phase};
 
+use super::burst::Burst;
 use super::peers::{Gone, Peer, PeerState, Ticket, Way};
 use super::serve::CallerLink;
 use super::{Inner, LinkEntry};
 use crate::body::Received;
 use crate::clock::now;
 use crate::error::Error;
-use crate::future::Response;
 use crate::transport::{Closed, Events, Inbound, Link, LinkId, Outbound};
 
 impl Events for Inner {
@@ -34,17 +34,32 @@ impl Events for Inner {
         tracing::debug!(link = link.0, "link open");
     }
 
-    fn received(&self, link: LinkId, message: Inbound) {
-        let Some(entry) = self.links.lock().get(&link).cloned() else { return };
-        let Inbound { message, mut body, rrefs } = message;
-        if !rrefs.is_empty() {
-            // Whatever becomes of the message, these are references of this worker from now on.
-            body.rrefs = self.receive_rrefs(entry.life(), rrefs);
-        }
+    fn received(&self, link: LinkId, messages: &mut Vec<Inbound>) {
+        let Some(entry) = self.links.lock().get(&link).cloned() else { return messages.clear() };
+        let mut burst = Burst::default();
         match entry {
-            LinkEntry::Outgoing(peer) => self.received_answer(&peer, message, body),
+            LinkEntry::Outgoing(peer) => {
+                for (message, body) in messages.drain(..).map(|message| self.open_up(peer.life(), message)) {
+                    if let Message::Reply(reply) = message {
+                        burst.replies.push((reply, body));
+                    } else {
+                        self.finish_burst(&mut burst, Some(&peer));
+                        self.received_answer(&peer, message);
+                    }
+                }
+                self.finish_burst(&mut burst, Some(&peer));
+            }
             LinkEntry::Accepted(peer, handle) => {
-                self.received_request(peer, CallerLink { id: link, handle }, message, body);
+                let link = CallerLink { id: link, handle };
+                for (message, body) in messages.drain(..).map(|message| self.open_up(peer.life(), message)) {
+                    if let Message::Call(call) = message {
+                        self.admit(&peer, &link, call, body, &mut burst);
+                    } else {
+                        self.finish_burst(&mut burst, None);
+                        self.received_request(&peer, &link, message);
+                    }
+                }
+                self.finish_burst(&mut burst, None);
             }
         }
     }
@@ -97,71 +112,46 @@ impl Inner {
         (peer.info.identity == *identity).then_some(peer)
     }
 
-    /// A message on a link that we call on.
-    fn received_answer(&self, peer: &Arc<Peer>, message: Message, body: Received) {
+    /// What a message says and brings.
+    fn open_up(&self, from: Life, message: Inbound) -> (Message, Received) {
+        let Inbound { message, mut body, rrefs } = message;
+        if !rrefs.is_empty() {
+            // Whatever becomes of the message, these are references of this worker from now on.
+            body.rrefs = self.receive_rrefs(from, rrefs);
+        }
+        (message, body)
+    }
+
+    /// A message on a link that we call on, and no reply.
+    fn received_answer(&self, peer: &Arc<Peer>, message: Message) {
         match message {
-            Message::Reply(reply) => self.received_reply(peer, reply, body),
             Message::Progress { id, phase } => peer.state.lock().calls.set_phase(id, phase),
             Message::Termination(message) => self.group_message(&peer.info.identity, message),
             Message::RRef(message) => self.rref_message(peer.life(), message, None),
             Message::Goodbye { .. } => self.peer_left(peer, true),
+            Message::Reply(_) => {}
             Message::Call(_) | Message::Cancel { .. } | Message::Blocks(_) => {
                 tracing::warn!(peer = %peer.info.identity, kind = "request", "request on a link of ours ignored");
             }
         }
     }
 
-    /// A message on a link that a peer calls on.
-    fn received_request(&self, peer: Identity, link: CallerLink, message: Message, body: Received) {
+    /// A message on a link that a peer calls on, and no call.
+    fn received_request(&self, peer: &Identity, link: &CallerLink, message: Message) {
         match message {
-            Message::Call(call) => {
-                if let Some(agent) = self.this.upgrade() {
-                    agent.admit(peer, link, call, body);
-                }
-            }
-            Message::Cancel { id } => self.cancel_request(&peer, &*link.handle, id),
-            Message::Termination(message) => self.group_message(&peer, message),
-            Message::RRef(message) => self.rref_message(peer.life(), message, Some(&link)),
+            Message::Cancel { id } => self.cancel_request(peer, &*link.handle, id),
+            Message::Termination(message) => self.group_message(peer, message),
+            Message::RRef(message) => self.rref_message(peer.life(), message, Some(link)),
             Message::Goodbye { .. } => {
-                if let Some(peer) = self.peer_in_life(&peer) {
+                if let Some(peer) = self.peer_in_life(peer) {
                     self.peer_left(&peer, false);
                 }
             }
+            Message::Call(_) => {}
             Message::Reply(_) | Message::Progress { .. } | Message::Blocks(_) => {
                 tracing::warn!(%peer, kind = "answer", "answer on a link of a peer ignored");
             }
         }
-    }
-
-    fn received_reply(&self, peer: &Arc<Peer>, reply: Reply, body: Received) {
-        self.complete(|| {
-            let mut state = peer.state.lock();
-            let finished = state.calls.finish(reply.id);
-            let given_up = state.given_up.remove(&reply.id);
-            drop(state);
-            if let Some(fork) = given_up {
-                self.late_creation(fork, peer.life());
-            }
-            let Some(ticket) = finished else {
-                tracing::debug!(peer = %peer.info.identity, message_id = %reply.id, kind = "reply", "late reply dropped");
-                return None;
-            };
-            let outcome = match reply.outcome {
-                Outcome::Returned { encoding, autograd } => {
-                    let body = Received { autograd, ..body };
-                    Ok(Response { raised: false, encoding, body })
-                }
-                Outcome::Raised { encoding } => Ok(Response { raised: true, encoding, body }),
-                // Whoever of the two notices first that the time is over, it is the same error.
-                Outcome::Failed { kind: FailureKind::Expired, .. } => {
-                    Err(Error::timeout(peer.name(), &ticket.function, ticket.timeout, Phase::Waiting))
-                }
-                Outcome::Failed { kind, text } => Err(Error::failure(peer.name(), kind, &text)),
-            };
-            Some((ticket, outcome))
-        });
-        peer.room.notify_all();
-        self.became_idle();
     }
 
     /// Our link to a peer is gone: its calls fail, and another try tells whether the peer is lost.

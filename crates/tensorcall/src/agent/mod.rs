@@ -18,11 +18,13 @@
 //! a peer's state before the table of links or that of references.
 
 mod autograd;
+mod burst;
 mod calls;
 mod cancels;
 mod desk;
 mod dispatch;
 mod faults;
+mod held;
 mod members;
 mod peers;
 mod pool;
@@ -36,7 +38,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use tensorcall_proto::blocks::Terms;
-use tensorcall_proto::ids::{Identity, Incarnation, Life, MessageId, Rank, WorkerName};
+use tensorcall_proto::ids::{Identity, Incarnation, MessageId, Rank, WorkerName};
 use tensorcall_proto::in_flight::Window;
 use tensorcall_proto::serving::Serving;
 use tensorcall_proto::wire::message::{Message, Phase};
@@ -159,16 +161,6 @@ enum LinkEntry {
     Outgoing(Arc<Peer>),
     /// The peer calls on it.
     Accepted(Identity, Arc<dyn Link>),
-}
-
-impl LinkEntry {
-    /// Who is at the other end.
-    fn life(&self) -> Life {
-        match self {
-            Self::Outgoing(peer) => peer.life(),
-            Self::Accepted(peer, _) => peer.life(),
-        }
-    }
 }
 
 impl Agent {

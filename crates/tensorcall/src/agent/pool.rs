@@ -17,14 +17,17 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use tensorcall_proto::ids::WorkerName;
 use tensorcall_proto::wire::message::FailureKind;
 
+use super::held::Held;
 use crate::clock::now;
 use crate::fork::Home;
 use crate::sync::{Condvar, Mutex, MutexGuard};
+use crate::transport::{Link, Outbound};
 
 /// A nested call starts without a place after the pool has been still for this long.
 const STALL: Duration = Duration::from_millis(20);
@@ -76,6 +79,9 @@ struct Shared {
     config: PoolConfig,
     state: Mutex<State>,
     ended: Condvar,
+    /// Requests that could start and for which no thread is on its way: [`Pool::tick`] looks after them.
+    ahead: AtomicUsize,
+    held: Held,
 }
 
 #[derive(Default)]
@@ -146,7 +152,8 @@ impl Membership {
 
 impl Pool {
     pub(crate) fn new(config: PoolConfig) -> Self {
-        Self(Arc::new(Shared { config, state: Mutex::default(), ended: Condvar::new() }))
+        let (ahead, held) = (AtomicUsize::new(0), Held::default());
+        Self(Arc::new(Shared { config, state: Mutex::default(), ended: Condvar::new(), ahead, held }))
     }
 
     /// Starts to start requests. If some may need help to start, returns when to call [`tick`](Self::tick).
@@ -157,19 +164,31 @@ impl Pool {
         self.0.next_check(&state)
     }
 
-    /// Queues a request. If it may need help to start, returns when to call [`tick`](Self::tick).
-    pub(crate) fn submit(&self, nested: bool, job: Job) -> Option<Instant> {
+    /// Queues requests, each of which says whether it is nested. If some may need help to start, returns when to
+    /// call [`tick`](Self::tick).
+    pub(crate) fn submit(&self, jobs: impl IntoIterator<Item = (bool, Job)>) -> Option<Instant> {
         let mut state = self.0.state.lock();
         if state.stopping {
             drop(state);
-            job(Some(Refusal::shutting_down()));
+            refuse(jobs.into_iter().map(|(_, job)| job), &Refusal::shutting_down());
             return None;
         }
-        if nested { &mut state.nested } else { &mut state.requests }.push_back(job);
+        for (nested, job) in jobs {
+            if nested { &mut state.nested } else { &mut state.requests }.push_back(job);
+        }
         self.0.kick(&mut state);
         let check = self.0.next_check(&state);
         self.0.refuse_if_exhausted(state);
         check
+    }
+
+    /// Sends the answer to a request: with others, if there are more to come soon.
+    pub(crate) fn answer(&self, link: &Arc<dyn Link>, answer: Outbound) {
+        if self.0.ahead.load(Ordering::Relaxed) > 0 {
+            self.0.held.hold(link, answer);
+        } else {
+            link.send(answer);
+        }
     }
 
     /// Queues a task. Tasks run also after [`stop`](Self::stop): futures wait for them.
@@ -199,6 +218,7 @@ impl Pool {
     /// Wakes more threads if those at work take long, and lets a nested call pass if nothing has moved
     /// for a while; returns when to look again.
     pub(crate) fn tick(&self, now: Instant) -> Option<Instant> {
+        self.0.held.flush();
         let mut state = self.0.state.lock();
         self.0.kick(&mut state);
         if self.0.stalled(&state).is_some_and(|due| due <= now) {
@@ -220,6 +240,7 @@ impl Pool {
 
     /// Starts no requests any more and tells idle threads to end. Functions that run are left alone.
     pub(crate) fn stop(&self) {
+        self.0.held.flush();
         let mut state = self.0.state.lock();
         state.stopping = true;
         let refused: Vec<_> = take_requests(&mut state);
@@ -247,7 +268,7 @@ impl Pool {
 impl Shared {
     /// When to look whether something in the queue needs help.
     fn next_check(&self, state: &State) -> Option<Instant> {
-        let held_back = if self.startable(state) > 0 { self.patient_until(state) } else { None };
+        let held_back = if self.ahead(state) > 0 { self.patient_until(state) } else { None };
         held_back.into_iter().chain(self.stalled(state)).min()
     }
 
@@ -278,8 +299,19 @@ impl Shared {
         free.min(queued) + state.extra.min(state.nested.len().saturating_sub(free))
     }
 
-    /// Sees to it that a thread will look at everything that could start now.
+    /// Requests that could start now and for which no thread is on its way.
+    fn ahead(&self, state: &State) -> usize {
+        self.startable(state).saturating_sub(state.signaled + state.starting)
+    }
+
+    /// Sees to it that a thread will look at everything that could start now, at once or after some patience.
     fn kick(self: &Arc<Self>, state: &mut State) {
+        self.wake_threads(state);
+        let ahead = if self.config.hook.patience().is_zero() { 0 } else { self.ahead(state) };
+        self.ahead.store(ahead, Ordering::Relaxed);
+    }
+
+    fn wake_threads(self: &Arc<Self>, state: &mut State) {
         let cap = self.config.max_threads;
         loop {
             let startable = self.startable(state);
@@ -357,7 +389,7 @@ impl Shared {
         CURRENT.set(None);
     }
 
-    fn next_work(self: &Arc<Self>, mut state: MutexGuard<'_, State>, wake: &Arc<Condvar>) -> Work {
+    fn next_work<'a>(self: &'a Arc<Self>, mut state: MutexGuard<'a, State>, wake: &Arc<Condvar>) -> Work {
         loop {
             if let Some(task) = state.tasks.pop_front() {
                 state.tasks_running += 1;
@@ -374,6 +406,12 @@ impl Shared {
                 state.last_start = state.last_progress;
                 self.kick(&mut state);
                 return Work::Request(job);
+            }
+            if self.held.any() {
+                drop(state);
+                self.held.flush();
+                state = self.state.lock();
+                continue;
             }
             state.idle.push(Arc::clone(wake));
             let timed_out = wake.wait_for(&mut state, LINGER).timed_out();
@@ -418,6 +456,7 @@ impl Shared {
     }
 
     fn begin_wait(self: &Arc<Self>, has_place: bool, target: Option<&WorkerName>) {
+        self.held.flush();
         let mut state = self.state.lock();
         state.waiting += 1;
         *state.waits.entry(target.cloned()).or_default() += 1;
@@ -483,7 +522,7 @@ fn take_requests(state: &mut State) -> Vec<Job> {
     nested.into_iter().chain(std::mem::take(&mut state.requests)).collect()
 }
 
-fn refuse(jobs: Vec<Job>, why: &Refusal) {
+fn refuse(jobs: impl IntoIterator<Item = Job>, why: &Refusal) {
     for job in jobs {
         guarded(|| job(Some(why.clone())));
     }
@@ -574,11 +613,16 @@ mod tests {
         pool
     }
 
+    fn submit(pool: &Pool, nested: bool, job: Job) -> Option<Instant> {
+        pool.submit([(nested, job)])
+    }
+
     /// A request that says that it runs, then does what it is told.
     fn blocked_request(pool: &Pool, nested: bool) -> (Receiver<Option<Refusal>>, Sender<()>) {
         let (said, says) = mpsc::channel();
         let (go, gone) = mpsc::channel::<()>();
-        pool.submit(
+        submit(
+            pool,
             nested,
             Box::new(move |refused| {
                 let run = refused.is_none();
@@ -594,7 +638,8 @@ mod tests {
     fn waiting_request(pool: &Pool) -> (Receiver<Option<Refusal>>, Sender<()>) {
         let (said, says) = mpsc::channel();
         let (go, gone) = mpsc::channel::<()>();
-        pool.submit(
+        submit(
+            pool,
             false,
             Box::new(move |refused| {
                 lend(Some(&WorkerName::parse("worker1").unwrap()), || {
@@ -791,7 +836,7 @@ mod tests {
     #[test]
     fn a_panic_ends_the_function_and_not_the_pool() {
         let pool = pool(1, 1);
-        pool.submit(false, Box::new(|_| panic!("planted")));
+        submit(&pool, false, Box::new(|_| panic!("planted")));
 
         let (a, _go) = blocked_request(&pool, false);
 

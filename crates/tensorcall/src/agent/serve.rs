@@ -12,7 +12,8 @@ use tensorcall_proto::wire::message::{
     AutogradRef, Call, Encoding, FailureKind, FunctionRef, Message, Outcome, Reply,
 };
 
-use super::pool::{Refusal, ThreadHook};
+use super::burst::Burst;
+use super::pool::{Job, Refusal, ThreadHook};
 use super::{Agent, Inner, LinkEntry};
 use crate::autograd::LocalEngine;
 use crate::body::{Body, Received};
@@ -255,7 +256,7 @@ impl Responder {
         if agent.serving.lock().finish(self.key) {
             let message = Message::Reply(Reply { id: self.key.id, outcome });
             agent.forks_return(self.link.id, &forks);
-            self.link.handle.send(Outbound { message, body, rrefs: forks, id: None });
+            agent.pool.answer(&self.link.handle, Outbound { message, body, rrefs: forks, id: None });
         } else {
             agent.forks_unsent(&forks);
         }
@@ -319,8 +320,15 @@ impl Pending {
 }
 
 impl Inner {
-    /// Takes in a request and queues it for the pool.
-    pub(super) fn admit(self: &Arc<Self>, caller: Identity, link: CallerLink, call: Call, body: Received) {
+    /// Takes in a request: what can start at once is left in `burst`.
+    pub(super) fn admit(
+        &self,
+        caller: &Identity,
+        link: &CallerLink,
+        call: Call,
+        body: Received,
+        burst: &mut Burst,
+    ) {
         let body = Received { autograd: call.autograd, ..body };
         let key = RequestKey { peer: caller.rank, incarnation: caller.incarnation, id: call.id };
         let deadline = call.timeout_us.map(|micros| now() + Duration::from_micros(micros));
@@ -346,21 +354,23 @@ impl Inner {
         }
         self.look_for_slow_requests();
         if let Some(new) = call.creates
-            && !self.create(new, &caller, function.as_deref())
+            && !self.create(new, caller, function.as_deref())
         {
-            return self.cancel_request(&caller, &*link.handle, call.id);
+            return self.cancel_request(caller, &*link.handle, call.id);
         }
         let creates = call.creates.is_some();
         let (encoding, plain) = (call.encoding, call.plain);
+        let (caller, link) = (caller.clone(), link.clone());
         let call_in = InboundCall { caller, function, encoding, body, plain, creates };
         let pending = Pending { key, link, nested: call.nested, deadline, call: call_in, task };
-        if let Some(step) = step {
-            return self.start_backward(step, pending);
+        if step.is_none() && pending.call.body.rrefs.is_empty() && !matches!(task, Task::Fetch(_)) {
+            return burst.jobs.push(self.job(pending, None));
         }
-        if pending.call.body.rrefs.is_empty() && !matches!(task, Task::Fetch(_)) {
-            self.start(pending, None);
-        } else {
-            self.start_when_ready(pending);
+        // In its turn.
+        self.finish_burst(burst, None);
+        match step {
+            Some(step) => self.start_backward(step, pending),
+            None => self.start_when_ready(pending),
         }
     }
 
@@ -376,7 +386,6 @@ impl Inner {
 
     /// The turn of a request at the pool has come; `kept` is what a fetch is answered with.
     pub(super) fn start(&self, pending: Pending, kept: Option<Kept>) {
-        let (agent, nested) = (self.this.clone(), pending.nested);
         let needs_thread = match &kept {
             None | Some(Kept::Value(_)) => true,
             Some(Kept::Packed(packed)) => packed.is_foreign_to(&pending.call) || packed.is_large(),
@@ -384,13 +393,18 @@ impl Inner {
             Some(Kept::Failed { .. }) => false,
         };
         if needs_thread {
-            let job = Box::new(move |refused| run(&agent, pending, kept, refused));
-            if let Some(check) = self.pool.submit(nested, job) {
+            if let Some(check) = self.pool.submit([self.job(pending, kept)]) {
                 self.schedule(check);
             }
         } else {
-            run(&agent, pending, kept, None);
+            run(&self.this, pending, kept, None);
         }
+    }
+
+    /// A request as the pool runs it, and whether it is nested.
+    fn job(&self, pending: Pending, kept: Option<Kept>) -> (bool, Job) {
+        let (agent, nested) = (self.this.clone(), pending.nested);
+        (nested, Box::new(move |refused| run(&agent, pending, kept, refused)))
     }
 
     /// The caller no longer wants an answer.

@@ -250,6 +250,7 @@ impl Inner {
         self.close_passes();
         self.fail_own_calls();
         self.close_rrefs();
+        drop(self.group.state.lock());
         self.group.changed.notify_all();
         let reason = if graceful { GoodbyeReason::Graceful } else { GoodbyeReason::Forced };
         for link in self.open_links(|_| true) {

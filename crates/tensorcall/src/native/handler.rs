@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tensorcall_proto::wire::message::FailureKind;
 
@@ -16,6 +17,9 @@ use super::task::Task;
 use super::value::Value;
 use crate::agent::{Handler, InboundCall, Responder, ThreadHook};
 use crate::autograd::{Entered, LocalEngine, RELEASE, Within};
+
+/// A burst of short calls is best run by one thread; functions that take longer than this run side by side.
+const PATIENCE: Duration = Duration::from_micros(50);
 
 /// See the module.
 pub(super) struct NativeHandler {
@@ -83,6 +87,10 @@ impl NativeHandler {
 impl ThreadHook for NativeHandler {
     fn run(&self, body: &mut (dyn FnMut() + Send)) {
         body();
+    }
+
+    fn patience(&self) -> Duration {
+        PATIENCE
     }
 }
 

@@ -55,6 +55,18 @@ impl Alarm {
         true
     }
 
+    /// Whether the thread is awake. It may be about to sleep.
+    pub(crate) fn is_awake(&self) -> bool {
+        self.sleeping_until.load(Ordering::Relaxed) == AWAKE
+    }
+
+    /// Whether the thread, before it sleeps, still looks at what was written before this. If not, it has to be
+    /// woken.
+    pub(crate) fn looks_again(&self) -> bool {
+        fence(Ordering::SeqCst);
+        self.is_awake()
+    }
+
     /// The thread is about to sleep until `own`, or for ever: says until when it may.
     pub(crate) fn go_to_sleep(&self, own: Option<Instant>) -> Option<Instant> {
         let own = own.map_or(NEVER, |own| self.micros_up(own));

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::fork::Fd;
-use crate::sync::Mutex;
+use crate::sync::{Mutex, MutexGuard};
 use rustix::event::epoll::EventFlags;
 use tensorcall_proto::blocks::{BlockMessage, Terms};
 use tensorcall_proto::connection::{Outbox, Piece};
@@ -19,6 +19,7 @@ use tensorcall_proto::ids::MessageId;
 use tensorcall_proto::wire::Descriptor;
 use tensorcall_proto::wire::frame::FrameHeader;
 use tensorcall_proto::wire::message::Message;
+use tensorcall_proto::wire::tensor::Place;
 
 use super::reactor::{Command, Shared};
 use super::sharing::{Said, Sharing};
@@ -31,6 +32,15 @@ use crate::clock::now;
 /// Payloads up to this size are copied behind the descriptor instead of being a piece of their own: a
 /// copy of this size costs about as much as one more entry of a gather-write.
 const INLINE_PAYLOAD: usize = 8 << 10;
+
+/// Messages of no more bytes than this may wait for others.
+const SMALL: u64 = 4 << 10;
+
+/// Messages that come at intervals of less than this come fast.
+const RAPID: Duration = Duration::from_micros(20);
+/// How many messages in a row must come fast until others wait to be written together: one that waits is a wake-up
+/// late.
+const IN_ROW: u32 = 4;
 
 /// A socket link.
 #[derive(Debug)]
@@ -49,19 +59,31 @@ pub(crate) struct Connection {
 #[derive(Debug)]
 struct Out {
     outbox: Outbox<BodySegment>,
-    /// Descriptors that go with what is written next.
-    passing: VecDeque<Fd>,
-    /// The system lets us pass no more: too many are on their way. Offers go without, and are declined.
-    passes_none: bool,
+    /// Descriptors that go with what is written next; `None` once the system lets us pass no more, since too many are
+    /// on their way: then offers go without, and are declined.
+    passing: Option<VecDeque<Fd>>,
     /// Set while messages may be written: after the handshake, until the end.
     socket: Option<Arc<Fd>>,
     /// The socket takes no more now; the reactor waits for room.
     blocked: bool,
     /// Nothing more is accepted.
     ended: bool,
+    /// Messages wait for others, and somebody will flush them.
+    holds: bool,
+    /// When the last message came that could have waited, and how many have come at short intervals.
+    came_at: Option<Instant>,
+    in_row: u32,
 }
 
 impl Out {
+    /// Whether messages come so fast that it pays to have another thread write many of them at once.
+    fn is_rapid(&mut self, now: Instant) -> bool {
+        let before = self.came_at.replace(now);
+        let soon = before.is_some_and(|before| now.saturating_duration_since(before) < RAPID);
+        self.in_row = if soon { self.in_row.saturating_add(1) } else { 0 };
+        self.in_row >= IN_ROW
+    }
+
     fn push_blocks(&mut self, message: BlockMessage) {
         self.outbox.push(&Descriptor::plain(Message::Blocks(message)), &[], Vec::new(), None);
     }
@@ -71,11 +93,13 @@ impl Connection {
     pub(crate) fn new(link: LinkId, shared: Arc<Shared>) -> Arc<Self> {
         let out = Out {
             outbox: Outbox::new(),
-            passing: VecDeque::new(),
-            passes_none: false,
+            passing: Some(VecDeque::new()),
             socket: None,
             blocked: false,
             ended: false,
+            holds: false,
+            came_at: None,
+            in_row: 0,
         };
         Arc::new(Self {
             link,
@@ -98,12 +122,12 @@ impl Connection {
             // Not before the socket is there: what is offered has to get out.
             self.sharing.start(terms);
         }
-        self.flush(&mut out)
+        self.write_out(&mut out)
     }
 
     /// The socket has room again. Returns the messages that are out now.
     pub(crate) fn writable(&self) -> io::Result<Vec<MessageId>> {
-        self.flush(&mut self.out.lock())
+        self.write_out(&mut self.out.lock())
     }
 
     /// Accepts no more messages and forgets those that wait.
@@ -139,7 +163,7 @@ impl Connection {
             return Ok(());
         }
         out.outbox.push_signal(header);
-        if out.blocked { Ok(()) } else { self.flush(&mut out).map(|_| ()) }
+        if out.blocked { Ok(()) } else { self.write_out(&mut out).map(|_| ()) }
     }
 
     /// Tells the peer about shared memory. If that is not possible, the connection ends as soon as what the peer
@@ -154,17 +178,15 @@ impl Connection {
         }
         for (message, fd) in said {
             // It goes with the next bytes that are written, which are the message's or come before it.
-            if !out.passes_none {
-                out.passing.extend(fd);
+            if let Some(passing) = &mut out.passing {
+                passing.extend(fd);
             }
             out.push_blocks(message);
         }
         if !out.blocked
-            && let Err(error) = self.flush(&mut out)
+            && let Err(error) = self.write_out(&mut out)
         {
-            out.socket = None;
-            drop(out);
-            self.fail(&error.to_string());
+            self.give_up(out, &error);
         }
     }
 
@@ -174,30 +196,31 @@ impl Connection {
     }
 
     /// Writes until all is out or the socket takes no more; keeps the reactor's interest in step.
-    fn flush(&self, out: &mut Out) -> io::Result<Vec<MessageId>> {
+    fn write_out(&self, out: &mut Out) -> io::Result<Vec<MessageId>> {
         let mut sent = Vec::new();
+        out.holds = false;
         let Some(socket) = out.socket.clone() else { return Ok(sent) };
         let mut full = false;
         while !full && !out.outbox.is_empty() {
-            let passed = out.passing.front().map(AsFd::as_fd);
+            let passing = out.passing.as_ref();
+            let passed = passing.and_then(VecDeque::front).map(AsFd::as_fd);
             let with_one = passed.is_some();
             // One descriptor goes with one write. The bytes of its offer are still to be written, so if more
             // descriptors wait, a byte for each of them is there.
-            let limit = if out.passing.len() > 1 { 1 } else { u64::MAX };
+            let limit = if passing.is_some_and(|passing| passing.len() > 1) { 1 } else { u64::MAX };
             match send_pieces(socket.as_fd(), first_bytes(out.outbox.pieces(), limit), passed) {
                 Ok(count) => {
                     out.outbox.advance(count, |id| sent.push(id));
                     // Of what it takes in part, the descriptor goes first.
-                    if with_one {
-                        out.passing.pop_front();
+                    if let Some(passing) = out.passing.as_mut().filter(|_| with_one) {
+                        passing.pop_front();
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => full = true,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if with_one && error.raw_os_error() == Some(libc::ETOOMANYREFS) => {
                     tracing::info!("too many descriptors are on their way; tensors go through sockets");
-                    out.passes_none = true;
-                    out.passing.clear();
+                    out.passing = None;
                 }
                 Err(error) => return Err(error),
             }
@@ -208,6 +231,38 @@ impl Connection {
             self.shared.set_interest(self.link, &socket, interest)?;
         }
         Ok(sent)
+    }
+
+    /// Queues a message. Tells whether it may be written now.
+    fn queue(&self, out: &mut Out, message: Described, id: Option<MessageId>) -> bool {
+        if out.ended {
+            return false;
+        }
+        // Before the message: who gets an answer may send again at once, and then has the block for it.
+        for message in self.sharing.returns() {
+            out.push_blocks(message);
+        }
+        let (descriptor, inline, body) = message;
+        out.outbox.push(&descriptor, &inline, body, id);
+        !out.blocked && out.socket.is_some()
+    }
+
+    /// Writes what is queued; tells whether the message that was queued last, of this id, is out.
+    fn write_message(&self, mut out: MutexGuard<'_, Out>, id: Option<MessageId>) -> bool {
+        match self.write_out(&mut out) {
+            Ok(sent) => id.is_none_or(|id| sent.contains(&id)),
+            Err(error) => {
+                self.give_up(out, &error);
+                false
+            }
+        }
+    }
+
+    /// Gives up a socket that cannot be written to.
+    fn give_up(&self, mut out: MutexGuard<'_, Out>, error: &io::Error) {
+        out.socket = None;
+        drop(out);
+        self.fail(&error.to_string());
     }
 
     /// Makes the segments that were missed, unless others wait for this thread: then the next that sends does.
@@ -221,6 +276,22 @@ impl Connection {
     fn fail(&self, reason: &str) {
         self.shared.command(Command::Fail(self.link, reason.to_owned()));
     }
+}
+
+/// Whether a message may wait for others.
+fn is_small(message: &Outbound) -> bool {
+    message.body.len() <= SMALL
+}
+
+/// A descriptor, the start of the body, and the rest of it.
+type Described = (Descriptor, Vec<u8>, Vec<BodySegment>);
+
+fn describe(message: Outbound, places: &[Place]) -> Described {
+    let (descriptor, payload, buffers) = message.describe_placed(places);
+    let inline = payload.len() <= INLINE_PAYLOAD;
+    let (inline, apart) =
+        if inline { (payload, None) } else { (Vec::new(), Some(Region::from_vec(payload))) };
+    (descriptor, inline, apart.into_iter().chain(buffers).map(BodySegment).collect())
 }
 
 /// The first `limit` bytes of `pieces`.
@@ -249,37 +320,56 @@ impl Link for Connection {
         let id = message.id;
         // The bytes are copied here and now: nobody waits for this thread.
         let (places, missing) = self.sharing.place(&message.body.buffers, now());
-        let (descriptor, payload, buffers) = message.describe_placed(&places);
-        let inline = payload.len() <= INLINE_PAYLOAD;
-        let (inline, apart) =
-            if inline { (payload, None) } else { (Vec::new(), Some(Region::from_vec(payload))) };
-        let body: Vec<_> = apart.into_iter().chain(buffers).map(BodySegment).collect();
+        let message = describe(message, &places);
         let mut out = self.out.lock();
-        if out.ended {
+        if !self.queue(&mut out, message, id) {
             return false;
         }
-        // Before the message: who gets an answer may send again at once, and then has the block for it.
-        for message in self.sharing.returns() {
-            out.push_blocks(message);
-        }
-        out.outbox.push(&descriptor, &inline, body, id);
-        if out.blocked {
-            return false;
-        }
-        let sent = match self.flush(&mut out) {
-            Ok(sent) => id.is_none_or(|id| sent.contains(&id)),
-            Err(error) => {
-                out.socket = None;
-                drop(out);
-                self.fail(&error.to_string());
-                return false;
-            }
-        };
-        drop(out);
+        let sent = self.write_message(out, id);
         if missing {
             self.make_segments();
         }
         sent
+    }
+
+    fn hold(&self, message: Outbound) -> bool {
+        if !is_small(&message) {
+            self.send(message);
+            return false;
+        }
+        let (id, message) = (message.id, describe(message, &[]));
+        let mut out = self.out.lock();
+        self.queue(&mut out, message, id) && !std::mem::replace(&mut out.holds, true)
+    }
+
+    fn flush(&self) {
+        let mut out = self.out.lock();
+        if out.holds
+            && let Err(error) = self.write_out(&mut out)
+        {
+            self.give_up(out, &error);
+        }
+    }
+
+    fn send_along(&self, message: Outbound) -> bool {
+        if !is_small(&message) {
+            return self.send(message);
+        }
+        let (id, message) = (message.id, describe(message, &[]));
+        let mut out = self.out.lock();
+        let wait = out.holds || self.shared.is_at_work() || out.is_rapid(now());
+        if !self.queue(&mut out, message, if wait { None } else { id }) {
+            return false;
+        }
+        if !wait {
+            return self.write_message(out, id);
+        }
+        let first = !std::mem::replace(&mut out.holds, true);
+        drop(out);
+        if first {
+            self.shared.flush_soon(self.link);
+        }
+        true
     }
 
     fn has_room_for(&self, body: &Body) -> bool {

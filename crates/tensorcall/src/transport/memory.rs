@@ -194,7 +194,7 @@ impl Link for MemoryLink {
                     return false;
                 };
                 let link = there.link;
-                deliver(Box::new(move || events.received(link, inbound)));
+                deliver(Box::new(move || events.received(link, &mut vec![inbound])));
                 true
             }
             Err(error) => {
@@ -234,7 +234,7 @@ impl Events for Nobody {
     }
     fn accepted(&self, _: LinkId, _: Identity, _: Arc<dyn Link>) {}
     fn opened(&self, _: LinkId) {}
-    fn received(&self, _: LinkId, _: Inbound) {}
+    fn received(&self, _: LinkId, _: &mut Vec<Inbound>) {}
     fn sent(&self, _: LinkId, _: tensorcall_proto::ids::MessageId) {}
     fn closed(&self, _: LinkId, _: Closed) {}
     fn tick(&self, _: Instant) {}

@@ -126,6 +126,22 @@ pub trait Link: Send + Sync + fmt::Debug {
     /// dropped: [`Events::closed`] has said so or is about to.
     fn send(&self, message: Outbound) -> bool;
 
+    /// As [`send`](Self::send), but a small message may wait for others that are about to follow, until
+    /// [`flush`](Self::flush). Tells whether to call that: of those that wait only the first one says so.
+    fn hold(&self, message: Outbound) -> bool {
+        self.send(message);
+        false
+    }
+
+    /// Sends what waits for others.
+    fn flush(&self) {}
+
+    /// As [`send`](Self::send), for one of many: a small message may be left to a thread of the transport that is
+    /// at work anyway, and counts as sent then.
+    fn send_along(&self, message: Outbound) -> bool {
+        self.send(message)
+    }
+
     /// Whether this link has shared memory for most of the large buffers of `body` now, so that the lesser part would
     /// have to be sent.
     fn has_room_for(&self, body: &Body) -> bool {
@@ -172,8 +188,8 @@ pub trait Events: Send + Sync {
     /// A link of ours is open: the peer proved who it is.
     fn opened(&self, link: LinkId);
 
-    /// A message came.
-    fn received(&self, link: LinkId, message: Inbound);
+    /// Messages came, in this order. Takes all of them.
+    fn received(&self, link: LinkId, messages: &mut Vec<Inbound>);
 
     /// All bytes of the message with this id have left this process, later than in [`Link::send`].
     fn sent(&self, link: LinkId, id: MessageId);

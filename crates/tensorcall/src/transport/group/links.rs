@@ -158,7 +158,7 @@ impl Shared {
     fn receive_message(&self, peer: &Peer, link: WireLink, arrived: Arrived<Buffer>) {
         let Some(id) = peer.inn.lock().links.get(&link).map(|state| state.link.id) else { return };
         let Some(events) = self.events.upgrade() else { return };
-        events.received(id, Inbound::of(arrived));
+        events.received(id, &mut vec![Inbound::of(arrived)]);
     }
 
     /// Takes a handshake further.

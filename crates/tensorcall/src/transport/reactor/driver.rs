@@ -24,7 +24,7 @@ use crate::transport::connection::Connection;
 use crate::transport::proving::{Credentials, Handshake};
 use crate::transport::sharing::LOOK_EVERY;
 use crate::transport::socket::{self, ListenSocket};
-use crate::transport::{Address, Closed, Events, LinkId};
+use crate::transport::{Address, Closed, Events, Inbound, Link, LinkId};
 
 /// Shorter times are waited for exactly.
 const COARSE: Duration = Duration::from_millis(5);
@@ -46,6 +46,8 @@ pub(super) struct Driver {
     pub(super) deaf_until: Option<Instant>,
     pub(super) scratch: Vec<u8>,
     pub(super) spin: Spin,
+    /// Messages that came together; empty between calls, kept for its memory.
+    pub(super) arrived: Vec<Inbound>,
     /// Messages read since the last sleep.
     pub(super) messages: u32,
     pub(super) stop: Option<Instant>,
@@ -112,6 +114,7 @@ impl Driver {
         loop {
             let Some(events) = self.events.upgrade() else { return };
             self.obey(&*events);
+            self.flush_held();
             let now = now();
             self.expire(now, &*events);
             if self.shared.alarm.take_due(now) {
@@ -140,9 +143,11 @@ impl Driver {
         let epoll = &self.shared.epoll;
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         // An error is left to the wait below, which reports it.
+        let shared = Arc::clone(&self.shared);
         let look = || {
-            epoll::wait(epoll, rustix::buffer::spare_capacity(ready), Some(&at_once))
-                .is_ok_and(|count| count > 0)
+            shared.holds.load(Ordering::Relaxed)
+                || epoll::wait(epoll, rustix::buffer::spare_capacity(ready), Some(&at_once))
+                    .is_ok_and(|count| count > 0)
         };
         // Where messages come in bunches, sleeping lets the next bunch gather; one alone, or a call that makes
         // a value and the fetch of it, may be of a conversation in which each side waits for the other.
@@ -153,6 +158,9 @@ impl Driver {
         let start = now();
         let until = self.shared.alarm.go_to_sleep(self.next_deadline());
         let mut timeout = until.map(|until| until.saturating_duration_since(now()));
+        if self.shared.holds.load(Ordering::Relaxed) {
+            timeout = Some(Duration::ZERO);
+        }
         if let Some(brief) = timeout.filter(|timeout| *timeout < COARSE && !timeout.is_zero()) {
             // `epoll_wait` counts in milliseconds, rounded up; `ppoll` does not.
             let brief = Timespec::try_from(brief).ok();
@@ -198,6 +206,17 @@ impl Driver {
                         self.start_close(link, limit, events);
                     }
                 }
+            }
+        }
+    }
+
+    /// Writes what others have left to this thread.
+    fn flush_held(&mut self) {
+        self.shared.in_bulk.store(false, Ordering::Relaxed);
+        if self.shared.holds.swap(false, Ordering::AcqRel) {
+            let links = std::mem::take(&mut *self.shared.held.lock());
+            for socket in links.iter().filter_map(|link| self.sockets.get(link)) {
+                socket.connection.flush();
             }
         }
     }

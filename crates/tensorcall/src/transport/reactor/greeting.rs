@@ -169,7 +169,7 @@ impl Driver {
         }
         let Stage::Open(inbox) = &mut socket.stage else { return Ok(()) };
         inbox.feed(leftover).map_err(|error| End::Refused(error.to_string()))?;
-        dispatch(link, inbox, &socket.connection, events).map(|_| ())
+        dispatch(link, inbox, &socket.connection, &mut self.arrived, events).map(|_| ())
     }
 }
 

@@ -51,6 +51,11 @@ pub(crate) struct Shared {
     returns: AtomicBool,
     /// The reactor's own, from its start on.
     thread: OnceLock<ThreadId>,
+    /// Connections with messages that wait for the reactor to write them.
+    held: Mutex<Vec<LinkId>>,
+    holds: AtomicBool,
+    /// The reactor moves much data, which may take a while.
+    in_bulk: AtomicBool,
     alarm: Arc<Alarm>,
     base: Instant,
 }
@@ -90,6 +95,20 @@ impl Shared {
         }
     }
 
+    /// Whether the reactor is about to look for what [`flush_soon`](Self::flush_soon) tells it.
+    pub(crate) fn is_at_work(&self) -> bool {
+        !self.in_bulk.load(Ordering::Relaxed) && self.alarm.is_awake()
+    }
+
+    /// Messages wait on this connection for the reactor.
+    pub(crate) fn flush_soon(&self, link: LinkId) {
+        self.held.lock().push(link);
+        self.holds.store(true, Ordering::Release);
+        if !self.alarm.looks_again() {
+            self.wake();
+        }
+    }
+
     fn wake(&self) {
         // A full counter means that the reactor is being woken already.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
@@ -123,6 +142,9 @@ impl Reactor {
             commands: Mutex::default(),
             returns: AtomicBool::new(false),
             thread: OnceLock::new(),
+            held: Mutex::default(),
+            holds: AtomicBool::new(false),
+            in_bulk: AtomicBool::new(false),
             alarm,
             base: now(),
         });
@@ -145,6 +167,7 @@ impl Reactor {
             deaf_until: None,
             scratch: vec![0; SCRATCH],
             spin: Spin::NEW,
+            arrived: Vec::new(),
             messages: 0,
             stop: None,
         };

@@ -3,10 +3,12 @@
 use std::io::IoSliceMut;
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use tensorcall_proto::connection::{Allocate, Arrival, Inbox};
 use tensorcall_proto::wire::message::Message;
 
+use super::Shared;
 use super::driver::{Driver, End, Stage};
 use crate::buffer::{Buffer, BufferPool};
 use crate::clock::now;
@@ -55,7 +57,8 @@ impl Driver {
         socket.connection.heard_now(now);
         let sharing = socket.shares.then_some(&*socket.connection.sharing);
         while turn > 0 {
-            let (count, asked) = match read_into(&socket.fd, inbox, &mut self.scratch, sharing) {
+            let (count, asked) = match read_into(&socket.fd, inbox, &mut self.scratch, sharing, &self.shared)
+            {
                 Ok(Ok(read)) => read,
                 Ok(Err(reason)) => return Err(End::Refused(reason)),
                 Err(rustix::io::Errno::AGAIN) => break,
@@ -65,7 +68,7 @@ impl Driver {
             if count == 0 {
                 return Err(End::Gone("connection closed by the peer".to_owned()));
             }
-            self.messages += dispatch(link, inbox, &socket.connection, events)?;
+            self.messages += dispatch(link, inbox, &socket.connection, &mut self.arrived, events)?;
             turn = turn.saturating_sub(count);
             if count < asked {
                 break;
@@ -86,26 +89,39 @@ pub(super) fn dispatch(
     link: LinkId,
     inbox: &mut Inbox<Allocator>,
     connection: &Connection,
+    messages: &mut Vec<Inbound>,
     events: &dyn Events,
 ) -> Result<u32, End> {
-    let mut messages = 0;
+    let collected = collect(inbox, connection, messages);
+    let count = u32::try_from(messages.len()).unwrap_or(u32::MAX);
+    if count > 0 {
+        events.received(link, messages);
+    }
+    collected.map(|()| count)
+}
+
+/// Takes the messages that are there, and sees to what concerns the connection alone.
+fn collect(
+    inbox: &mut Inbox<Allocator>,
+    connection: &Connection,
+    messages: &mut Vec<Inbound>,
+) -> Result<(), End> {
     while let Some(arrival) = inbox.poll() {
         match arrival {
             Arrival::Message(arrived) => {
-                messages += 1;
                 let inbound = Inbound::of(arrived);
                 if let Message::Blocks(message) = inbound.message {
                     let said = connection.sharing.handle(message, now()).map_err(End::Refused)?;
                     connection.say(said);
-                    continue;
+                } else {
+                    messages.push(inbound);
                 }
-                events.received(link, inbound);
             }
             Arrival::Ping(mark) => connection.pong(mark)?,
             Arrival::Pong(_) => {}
         }
     }
-    Ok(messages)
+    Ok(())
 }
 
 type ReadResult = Result<(usize, usize), String>;
@@ -117,11 +133,13 @@ fn read_into(
     inbox: &mut Inbox<Allocator>,
     scratch: &mut [u8],
     sharing: Option<&Sharing>,
+    shared: &Shared,
 ) -> Result<ReadResult, rustix::io::Errno> {
     let room = scratch.len();
     let (mut direct, mut targets) = (0, [IoSliceMut::new(&mut []), IoSliceMut::new(scratch)]);
     if let Some(target) = inbox.target().filter(|target| target.len() >= DIRECT) {
         direct = target.len();
+        shared.in_bulk.store(true, Ordering::Relaxed);
         targets[0] = IoSliceMut::new(target);
     }
     let targets = if direct > 0 { &mut targets[..] } else { &mut targets[1..] };
