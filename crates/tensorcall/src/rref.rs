@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use tensorcall_proto::blocks::MIN_BLOCK;
 use tensorcall_proto::ids::{ForkId, Life, RRefId, WorkerName};
 use tensorcall_proto::wire::message::{AutogradRef, Encoding, FailureKind};
 
@@ -271,6 +272,11 @@ impl Packed {
     pub fn send(&self, responder: Responder) {
         let answer = if self.raised { Responder::raised } else { Responder::returned };
         answer(responder, self.encoding, self.body.clone());
+    }
+
+    /// Whether sending it may take a while: large buffers are copied then (ADR 23).
+    pub(crate) fn is_large(&self) -> bool {
+        self.body.buffers.iter().any(|region| region.len() as u64 >= MIN_BLOCK)
     }
 
     /// Whether the caller cannot read it.

@@ -5,7 +5,9 @@
 
 mod common;
 
-use std::io::Write;
+use std::io::{IoSlice, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -14,12 +16,17 @@ use common::{
     Functions, Kind, SOON, answer, call, deadline, eventually, finish, info, leave_together, mirror, now,
     pattern, rank, request, socket_group, thread,
 };
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use tensorcall::engine::body::{Body, Received};
 use tensorcall::engine::buffer::{Buffer, Region};
 use tensorcall::engine::proto::blocks::BlockMessage;
 use tensorcall::engine::proto::ids::MessageId;
+use tensorcall::engine::proto::wire::frame::{FrameHeader, FrameKind, HEADER_LEN};
 use tensorcall::engine::proto::wire::message::{Encoding, Message};
-use tensorcall::engine::proto::wire::{BufferDesc, Call, DType, Descriptor, FunctionRef, Place, TensorDesc};
+use tensorcall::engine::proto::wire::{
+    BufferDesc, Call, DType, Descriptor, FunctionRef, Limits, Place, TensorDesc,
+};
 use tensorcall::engine::{Agent, AgentConfig, Request};
 
 const MIB: usize = 1 << 20;
@@ -235,7 +242,6 @@ fn who_says_what_is_impossible_of_shared_memory_is_cut_off_and_harms_nobody() {
     warm(&agents[0], MIB);
     let say = |message| Descriptor::plain(Message::Blocks(message));
     let hostile = [
-        say(BlockMessage::Offer { segment: 1, block_len: 1 << 16, blocks: 1 }),
         say(BlockMessage::Offer { segment: 1, block_len: u64::MAX, blocks: u32::MAX }),
         say(BlockMessage::Answer { segment: 1, accepted: true }),
         say(BlockMessage::Return { segment: 1, block: 0, reusable: true }),
@@ -253,5 +259,96 @@ fn who_says_what_is_impossible_of_shared_memory_is_cut_off_and_harms_nobody() {
     let start = now();
     assert_eq!(answer(&call(&agents[1], 0, "mirror", b"unharmed").unwrap()).unwrap(), b"unharmed");
     assert!(start.elapsed() < SOON);
+    leave_together(agents);
+}
+
+/// Sends `bytes`, and each of `passed` with a byte of its own.
+fn pass(wire: &mut Wire, bytes: &[u8], passed: &[Vec<BorrowedFd<'_>>]) {
+    let Wire::Unix(stream) = &*wire else { panic!("descriptors pass through Unix sockets") };
+    for (byte, fds) in bytes.iter().zip(passed) {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
+        let bytes = [IoSlice::new(std::slice::from_ref(byte))];
+        assert_eq!(sendmsg(stream, &bytes, &mut control, SendFlags::NOSIGNAL).unwrap(), 1);
+    }
+    wire.write_all(&bytes[passed.len()..]).unwrap();
+}
+
+/// Memory of a segment of one block of 64 KiB, as a peer would make it.
+fn memory() -> OwnedFd {
+    let memory = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+    ftruncate(&memory, 1 << 16).unwrap();
+    fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).unwrap();
+    memory
+}
+
+fn offer(segment: u64) -> Vec<u8> {
+    let message = Message::Blocks(BlockMessage::Offer { segment, block_len: 1 << 16, blocks: 1 });
+    raw::frame(&Descriptor::plain(message).encode(), 0, true)
+}
+
+/// The next answer to an offer.
+fn next_answer(wire: &mut Wire) -> (u64, bool) {
+    loop {
+        let mut header = [0; HEADER_LEN];
+        wire.read_exact(&mut header).unwrap();
+        let header = FrameHeader::decode(&header, &Limits::default()).unwrap();
+        let mut control = vec![0; header.control_len as usize];
+        wire.read_exact(&mut control).unwrap();
+        if header.kind == FrameKind::Message
+            && let Message::Blocks(BlockMessage::Answer { segment, accepted }) =
+                Descriptor::decode(&control, &Limits::default()).unwrap().message
+        {
+            return (segment, accepted);
+        }
+    }
+}
+
+#[test]
+fn descriptors_may_come_long_before_their_offers() {
+    let _alone = alone();
+    let agents = pair(&Arc::default(), |_| {});
+    let mut wire = intruder(&agents);
+    let segments = 100;
+    let memory: Vec<_> = std::iter::repeat_with(memory).take(segments).collect();
+    let passed: Vec<_> = memory.iter().map(|memory| vec![memory.as_fd()]).collect();
+    let offers: Vec<_> = (0..segments as u64).flat_map(offer).collect();
+
+    pass(&mut wire, &offers, &passed);
+
+    for segment in 0..segments as u64 {
+        assert_eq!(next_answer(&mut wire), (segment, true));
+    }
+    drop(wire);
+    leave_together(agents);
+}
+
+#[test]
+fn what_is_offered_after_a_descriptor_was_lost_is_declined() {
+    let _alone = alone();
+    let agents = pair(&Arc::default(), |_| {});
+    let memory = memory();
+    // None at all; more than are taken at once, as if there were room for some of them only.
+    for lost in [0, 8] {
+        let mut wire = intruder(&agents);
+        pass(&mut wire, &offer(1), &[vec![memory.as_fd()]]);
+        assert_eq!(next_answer(&mut wire), (1, true));
+
+        let lost: Vec<_> = std::iter::repeat_n(vec![memory.as_fd(); lost], usize::from(lost > 0)).collect();
+        pass(&mut wire, &offer(2), &lost);
+        assert_eq!(next_answer(&mut wire), (2, false));
+        pass(&mut wire, &offer(3), &[vec![memory.as_fd()]]);
+        assert_eq!(next_answer(&mut wire), (3, false));
+
+        // What was there before is used still.
+        wire.write_all(&raw::frame(&borrowing_call(1, 0).encode(), 0, true)).unwrap();
+        loop {
+            let header = wire.next_frame().unwrap();
+            if header.body_len > 0 {
+                break;
+            }
+        }
+    }
     leave_together(agents);
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import resource
 import threading
 import time
 from collections.abc import Callable
@@ -193,6 +194,96 @@ def test_killed_workers_leave_nothing_on_the_other_side(group: Group) -> None:
     seen = group.finish(expect_killed=(1,))[0].value
 
     assert seen == {"right": True, "new files": set()}
+
+
+def lend_until_killed(worker: Worker) -> None:
+    worker.start()
+    worker.hear()
+    warm("w0")
+    for seed in range(8):
+        rpc.rpc_sync("w0", keep, args=(numbers(seed),))
+    # The survivor has lent something, too.
+    held = [rpc.rpc_sync("w0", look_and_change, args=(numbers(seed),))[2] for seed in range(4)]
+    assert any(is_shared(tensor) for tensor in held)
+    worker.tell("lent")
+    worker.hear()
+
+
+def hold_from_a_victim(worker: Worker) -> dict[str, Any]:
+    files = shm_files()
+    worker.start()
+    rpc.rpc_sync("w2", max, args=(1, 2))
+    before = descriptors()
+    worker.tell("ready")
+    worker.hear()
+    victims = {place for tensor in kept for place in segments() if place[0] <= tensor.data_ptr() < place[1]}
+    assert victims
+    # It has lent to the victim as well.
+    assert set(segments()) - victims
+    worker.tell("seen")
+    worker.hear()
+    eventually(lambda: set(segments()) <= victims)
+    assert set(segments()) == victims
+    # Writable still.
+    kept[0].zero_()
+    kept[0] += numbers(0)
+    right = take_kept()
+    eventually(lambda: not segments())
+    eventually(lambda: not set(descriptors()) - set(before) and len(descriptors()) <= len(before))
+    warm("w2")
+    rpc.shutdown()
+    return {"right": right, "new files": shm_files() - files}
+
+
+def test_what_a_killed_worker_had_lent_outlives_it(group: Group) -> None:
+    group.start(hold_from_a_victim, lend_until_killed, serve)
+    assert group.hear(0) == "ready"
+    group.tell(1, "go")
+    assert group.hear(1) == "lent"
+    group.tell(0, "lent")
+    assert group.hear(0) == "seen"
+    group.kill(1)
+    group.tell(0, "killed")
+
+    seen = group.finish(expect_killed=(1,))[0].value
+
+    assert seen == {"right": [True] * 8, "new files": set()}
+
+
+# A worker that is out of descriptors.
+
+
+def take_no_more_descriptors() -> None:
+    """From now on this process gets no descriptor."""
+    next_one = os.dup(0)
+    os.close(next_one)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next_one, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+
+def change(tensor: torch.Tensor) -> tuple[int, torch.Tensor]:
+    return int(tensor.sum()), tensor.add_(1)
+
+
+def send_to_the_poor(worker: Worker) -> tuple[list[bool], bool]:
+    with worker.joined():
+        # Now there are all connections, and a segment for each direction.
+        warm("w1")
+        rpc.rpc_sync("w1", take_no_more_descriptors)
+        right = []
+        for _ in range(4):
+            for size in (3 * MIB, 5 * MIB, 7 * MIB, MIB):
+                total, back = rpc.rpc_sync("w1", change, args=(numbers(0, size),))
+                right.append(total == int(numbers(0, size).sum()))
+                right.append(bool(torch.equal(back, numbers(1, size))))
+        return right, is_shared(back)
+
+
+def test_who_can_take_no_descriptor_gets_large_tensors_all_the_same(group: Group) -> None:
+    right, shared = group.run(send_to_the_poor, serve)[0]
+
+    assert all(right)
+    # By what was there before.
+    assert shared
 
 
 # The end of a tensor, wherever that is.

@@ -7,8 +7,8 @@ use super::{Block, BlockError, MAX_BLOCKS, MAX_SEGMENTS, block_len};
 
 /// Segments of small blocks have about this many bytes.
 const SEGMENT_LEN: u64 = 4 << 20;
-/// Sizes that were missed once and may be missed again.
-const MISSED: usize = 16;
+/// Sizes that were missed once and may be missed again: more than there are from 64 KiB to 1 GiB.
+const MISSED: usize = 64;
 /// A segment that was used within this time does not make room for one of another size.
 const SETTLED: Duration = Duration::from_secs(1);
 
@@ -129,6 +129,34 @@ impl Lender {
     /// Whether a buffer of `len` bytes could be lent now.
     pub fn has(&self, len: u64) -> bool {
         block_len(len).is_some_and(|class| self.segments.values().any(|segment| segment.suits(len, class)))
+    }
+
+    /// Whether most of the bytes of a message with buffers of these lengths could be lent now. Those that could not
+    /// are noted, as by [`handle_miss`](Self::handle_miss), each size once, unless there can never be room for
+    /// most of it.
+    pub fn has_room(&mut self, lens: impl IntoIterator<Item = u64>, now: Instant) -> bool {
+        let (mut total, mut lacking, mut missing) = (0u64, 0u64, Vec::new());
+        for len in lens {
+            total = total.saturating_add(len);
+            let Some(class) = block_len(len) else { return false };
+            let mut suiting = self.segments.values_mut().filter(|segment| segment.suits(len, class));
+            if let Some(segment) = suiting.next() {
+                // It is about to be used: it makes no room for the others.
+                segment.used = now;
+            } else {
+                lacking += len;
+                missing.push(class);
+            }
+        }
+        if total / 2 > self.terms.max_bytes {
+            return false;
+        }
+        missing.sort_unstable_by(|one, other| other.cmp(one));
+        missing.dedup();
+        for class in missing {
+            self.handle_miss(class, now);
+        }
+        lacking <= total / 2
     }
 
     /// Lends a block for `len` bytes, the smallest one that is free. If there is none, it may come to

@@ -256,6 +256,56 @@ fn a_size_that_is_seen_once_is_not_worth_a_segment() {
     assert_eq!(pair.lender.total(), 4 << 20);
 }
 
+/// What is asked for, and whether there is room; what is missed is made.
+fn ask(pair: &mut Pair, lens: &[u64]) -> bool {
+    let has_room = pair.lender.has_room(lens.iter().copied(), pair.now);
+    pair.obey();
+    pair.settle().unwrap();
+    has_room
+}
+
+#[test]
+fn sizes_that_come_together_are_made_together() {
+    let mut pair = Pair::new(Fault::None);
+    let lens = [1 << 20, 3 << 20, 2 << 20, 3 << 20, 100 << 10];
+
+    assert!(!ask(&mut pair, &lens));
+    assert!(pair.lender.is_empty());
+    assert!(!ask(&mut pair, &lens));
+
+    assert!(ask(&mut pair, &lens));
+    assert!(lens.iter().all(|&len| pair.lender.has(len)));
+}
+
+#[test]
+fn a_message_that_does_not_fit_is_lent_most_of_and_again() {
+    let mut pair = Pair::new(Fault::None);
+    let lens = [10 << 20, 5 << 20, 4 << 20, 3 << 20];
+    for _ in 0..2 {
+        assert!(!ask(&mut pair, &lens));
+    }
+    let total = pair.lender.total();
+
+    for _ in 0..5 {
+        pair.now += Duration::from_secs(5);
+        assert!(ask(&mut pair, &lens));
+        assert_eq!(pair.lender.total(), total);
+        assert!(pair.lender.has(10 << 20) && pair.lender.has(5 << 20));
+    }
+}
+
+#[test]
+fn nothing_is_made_for_a_message_most_of_which_will_never_fit() {
+    let mut pair = Pair::new(Fault::None);
+    let lens = [30 << 20, 4 << 20, 1 << 20];
+
+    for _ in 0..5 {
+        assert!(!ask(&mut pair, &lens));
+    }
+
+    assert!(pair.lender.is_empty());
+}
+
 #[test]
 fn a_block_of_a_segment_that_is_not_mapped_is_not_lent() {
     let mut lender = Lender::new(TERMS);

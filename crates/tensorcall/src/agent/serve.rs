@@ -388,7 +388,7 @@ impl Inner {
     pub(super) fn start(&self, pending: Pending, kept: Option<Kept>) {
         let needs_thread = match &kept {
             None | Some(Kept::Value(_)) => true,
-            Some(Kept::Packed(packed)) => packed.is_foreign_to(&pending.call),
+            Some(Kept::Packed(packed)) => packed.is_foreign_to(&pending.call) || packed.is_large(),
             // No thread is needed for what is packed already.
             Some(Kept::Failed { .. }) => false,
         };

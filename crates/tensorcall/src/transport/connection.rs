@@ -59,8 +59,9 @@ pub(crate) struct Connection {
 #[derive(Debug)]
 struct Out {
     outbox: Outbox<BodySegment>,
-    /// Descriptors that go with what is written next.
-    passing: VecDeque<Fd>,
+    /// Descriptors that go with what is written next; `None` once the system lets us pass no more, since too many are
+    /// on their way: then offers go without, and are declined.
+    passing: Option<VecDeque<Fd>>,
     /// Set while messages may be written: after the handshake, until the end.
     socket: Option<Arc<Fd>>,
     /// The socket takes no more now; the reactor waits for room.
@@ -92,7 +93,7 @@ impl Connection {
     pub(crate) fn new(link: LinkId, shared: Arc<Shared>) -> Arc<Self> {
         let out = Out {
             outbox: Outbox::new(),
-            passing: VecDeque::new(),
+            passing: Some(VecDeque::new()),
             socket: None,
             blocked: false,
             ended: false,
@@ -115,11 +116,12 @@ impl Connection {
     /// the messages that are out now.
     pub(crate) fn open(&self, socket: Arc<Fd>, terms: Option<Terms>) -> io::Result<Vec<MessageId>> {
         self.heard_now(now());
-        if let Some(terms) = terms {
-            self.sharing.start(terms);
-        }
         let mut out = self.out.lock();
         out.socket = Some(socket);
+        if let Some(terms) = terms {
+            // Not before the socket is there: what is offered has to get out.
+            self.sharing.start(terms);
+        }
         self.write_out(&mut out)
     }
 
@@ -164,26 +166,33 @@ impl Connection {
         if out.blocked { Ok(()) } else { self.write_out(&mut out).map(|_| ()) }
     }
 
-    /// Tells the peer about shared memory.
-    pub(crate) fn say(&self, said: Vec<Said>) -> io::Result<()> {
+    /// Tells the peer about shared memory. If that is not possible, the connection ends as soon as what the peer
+    /// said last is read.
+    pub(crate) fn say(&self, said: Vec<Said>) {
         if said.is_empty() {
-            return Ok(());
+            return;
         }
         let mut out = self.out.lock();
         if out.ended || out.socket.is_none() {
-            return Ok(());
+            return;
         }
         for (message, fd) in said {
             // It goes with the next bytes that are written, which are the message's or come before it.
-            out.passing.extend(fd);
+            if let Some(passing) = &mut out.passing {
+                passing.extend(fd);
+            }
             out.push_blocks(message);
         }
-        if out.blocked { Ok(()) } else { self.write_out(&mut out).map(|_| ()) }
+        if !out.blocked
+            && let Err(error) = self.write_out(&mut out)
+        {
+            self.give_up(out, &error);
+        }
     }
 
     /// Tells the peer which of its blocks are free.
-    pub(crate) fn say_returns(&self) -> io::Result<()> {
-        self.say(self.sharing.returns().into_iter().map(|message| (message, None)).collect())
+    pub(crate) fn say_returns(&self) {
+        self.say(self.sharing.returns().into_iter().map(|message| (message, None)).collect());
     }
 
     /// Writes until all is out or the socket takes no more; keeps the reactor's interest in step.
@@ -193,21 +202,26 @@ impl Connection {
         let Some(socket) = out.socket.clone() else { return Ok(sent) };
         let mut full = false;
         while !full && !out.outbox.is_empty() {
-            let passed = out.passing.front().map(AsFd::as_fd);
+            let passing = out.passing.as_ref();
+            let passed = passing.and_then(VecDeque::front).map(AsFd::as_fd);
             let with_one = passed.is_some();
             // One descriptor goes with one write. The bytes of its offer are still to be written, so if more
             // descriptors wait, a byte for each of them is there.
-            let limit = if out.passing.len() > 1 { 1 } else { u64::MAX };
+            let limit = if passing.is_some_and(|passing| passing.len() > 1) { 1 } else { u64::MAX };
             match send_pieces(socket.as_fd(), first_bytes(out.outbox.pieces(), limit), passed) {
                 Ok(count) => {
                     out.outbox.advance(count, |id| sent.push(id));
                     // Of what it takes in part, the descriptor goes first.
-                    if with_one {
-                        out.passing.pop_front();
+                    if let Some(passing) = out.passing.as_mut().filter(|_| with_one) {
+                        passing.pop_front();
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => full = true,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if with_one && error.raw_os_error() == Some(libc::ETOOMANYREFS) => {
+                    tracing::info!("too many descriptors are on their way; tensors go through sockets");
+                    out.passing = None;
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -251,11 +265,12 @@ impl Connection {
         self.fail(&error.to_string());
     }
 
-    /// Makes the segments that were missed.
+    /// Makes the segments that were missed, unless others wait for this thread: then the next that sends does.
     fn make_segments(&self) {
-        if let Err(error) = self.say(self.sharing.make()) {
-            self.fail(&error.to_string());
+        if self.shared.is_here() {
+            return;
         }
+        self.say(self.sharing.make());
     }
 
     fn fail(&self, reason: &str) {

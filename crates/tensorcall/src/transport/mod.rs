@@ -142,8 +142,8 @@ pub trait Link: Send + Sync + fmt::Debug {
         self.send(message)
     }
 
-    /// Whether this link has shared memory for the large buffers of `body` now, so that little of it would have to be
-    /// sent.
+    /// Whether this link has shared memory for most of the large buffers of `body` now, so that the lesser part would
+    /// have to be sent.
     fn has_room_for(&self, body: &Body) -> bool {
         let _ = body;
         false

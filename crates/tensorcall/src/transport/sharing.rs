@@ -15,7 +15,9 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use crossbeam_queue::SegQueue;
-use tensorcall_proto::blocks::{Block, BlockMessage, Borrower, Effect, Lender, MIN_BLOCK, Plan, Terms};
+use tensorcall_proto::blocks::{
+    Block, BlockMessage, Borrower, Effect, Lender, MAX_SEGMENTS, MIN_BLOCK, Plan, Terms,
+};
 use tensorcall_proto::wire::tensor::Place;
 
 use super::reactor::Shared;
@@ -28,9 +30,6 @@ use crate::sync::Mutex;
 pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// When so many bytes have become free, the peer hears of it at once.
 const TELL_AT_ONCE: usize = 1 << 20;
-/// Descriptors that came and whose offers have not.
-const MAX_WAITING: usize = 16;
-
 /// Shared memory of one connection.
 #[derive(Debug)]
 pub(crate) struct Sharing {
@@ -53,6 +52,8 @@ struct Borrowing {
     segments: HashMap<u64, Arc<SharedMemory>>,
     /// Descriptors that were passed, of segments that are about to be offered.
     passed: VecDeque<Fd>,
+    /// One of them was lost: nobody knows any more which of them belongs to which offer.
+    lost: bool,
 }
 
 /// Blocks that are not used any more and whose lender has not heard of it.
@@ -114,6 +115,7 @@ impl Sharing {
             account: Borrower::new(terms.max_bytes.saturating_mul(2)),
             segments: HashMap::new(),
             passed: VecDeque::new(),
+            lost: false,
         });
         *self.lending.lock() = Some(Lending { account: Lender::new(terms), segments: HashMap::new() });
     }
@@ -126,16 +128,12 @@ impl Sharing {
         while self.returned.queue.pop().is_some() {}
     }
 
-    /// Whether there is a block for each large buffer; if not, that is noted.
+    /// Whether there are blocks for most of the bytes of large buffers; what is missing is noted.
     pub(crate) fn has_room_for(&self, buffers: &[Region], now: Instant) -> bool {
         let mut lending = self.lending.lock();
         let Some(lending) = &mut *lending else { return false };
-        let large = buffers.iter().map(|region| region.len() as u64).filter(|&len| len >= MIN_BLOCK);
-        let missing = large.filter(|&len| !lending.account.has(len)).max();
-        if let Some(len) = missing {
-            lending.account.handle_miss(len, now);
-        }
-        missing.is_none()
+        let lens = buffers.iter().map(|region| region.len() as u64);
+        lending.account.has_room(lens.filter(|&len| len >= MIN_BLOCK), now)
     }
 
     /// Copies the large ones of `buffers` into blocks, as far as there are any, and says where each is now. Nothing
@@ -260,12 +258,20 @@ impl Sharing {
     /// If it passes more than it offers.
     pub(crate) fn passed(&self, fds: Vec<Fd>) -> Result<(), String> {
         let mut borrowing = self.borrowing.lock();
-        let Some(borrowing) = &mut *borrowing else { return Ok(()) };
-        if borrowing.passed.len() + fds.len() > MAX_WAITING {
+        let Some(borrowing) = borrowing.as_mut().filter(|borrowing| !borrowing.lost) else { return Ok(()) };
+        // As many as can be offered at once: where the socket was full, all of them may come before the first offer.
+        if borrowing.passed.len() + fds.len() > MAX_SEGMENTS {
             return Err("it passes descriptors without saying what for".to_owned());
         }
         borrowing.passed.extend(fds);
         Ok(())
+    }
+
+    /// A descriptor came from the peer and this process could not take it.
+    pub(crate) fn lost(&self) {
+        if let Some(borrowing) = &mut *self.borrowing.lock() {
+            borrowing.lose();
+        }
     }
 
     /// The peer says something about shared memory. Returns what it is to be told.
@@ -307,9 +313,16 @@ impl Sharing {
         let mut borrowing = self.borrowing.lock();
         // What is passed where nobody wants it the system has closed.
         let Some(open) = &mut *borrowing else { return Ok(false) };
-        let fd = open.passed.pop_front().ok_or("it offers a segment without its descriptor")?;
+        let fd = open.passed.pop_front();
+        if fd.is_none() {
+            open.lose();
+        }
         let offer = open.account.handle_offer(segment, block_len, blocks);
         let Some(len) = offer.map_err(|error| error.to_string())? else { return Ok(false) };
+        let Some(fd) = fd else {
+            open.account.handle_unmapped(segment);
+            return Ok(false);
+        };
         match usize::try_from(len).map_err(std::io::Error::other).and_then(|len| SharedMemory::map(fd, len)) {
             Ok(memory) => {
                 open.segments.insert(segment, Arc::new(memory));
@@ -339,6 +352,15 @@ impl Sharing {
         };
         let block = SharedBlock::new(origin, usize::try_from(offset).ok()?, usize::try_from(len).ok()?)?;
         Some(Buffer::from_shared(block))
+    }
+}
+
+impl Borrowing {
+    fn lose(&mut self) {
+        if !std::mem::replace(&mut self.lost, true) {
+            tracing::info!("a descriptor of a peer was lost; no more memory is shared with it");
+        }
+        self.passed.clear();
     }
 }
 

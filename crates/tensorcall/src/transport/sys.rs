@@ -7,7 +7,7 @@ use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
 use tensorcall_proto::connection::{Piece, Segment};
 
 use crate::buffer::Region;
@@ -89,12 +89,12 @@ impl Passed {
     }
 }
 
-/// Reads once from a non-blocking Unix socket into `targets`; returns how much came, and what descriptors came
-/// with it.
+/// Reads once from a non-blocking Unix socket into `targets`; returns how much came, whether a descriptor that came
+/// with it was lost, and the others.
 pub(crate) fn receive(
     socket: BorrowedFd<'_>,
     targets: &mut [IoSliceMut<'_>],
-) -> rustix::io::Result<(usize, Vec<OwnedFd>)> {
+) -> rustix::io::Result<((usize, bool), Vec<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_PASSED))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
@@ -105,7 +105,8 @@ pub(crate) fn receive(
             passed.extend(fds);
         }
     }
-    Ok((received.bytes, passed))
+    // Where this process may have no more, the system drops them and says so here.
+    Ok(((received.bytes, received.flags.contains(ReturnFlags::CTRUNC)), passed))
 }
 
 /// Runs `before` and `after_in_parent` around every fork of this process, on the thread that forks, and
@@ -226,7 +227,8 @@ mod tests {
         let mut count = 0;
         while count < 6 {
             let target = &mut [IoSliceMut::new(&mut bytes[count..])];
-            let (more, fds) = receive(there.as_fd(), target).unwrap();
+            let ((more, lost), fds) = receive(there.as_fd(), target).unwrap();
+            assert!(!lost);
             count += more;
             passed.extend(fds);
         }

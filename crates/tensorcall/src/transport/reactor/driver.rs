@@ -235,7 +235,7 @@ impl Driver {
             self.deaf_until = None;
             self.listen(EventFlags::IN);
         }
-        self.look_after_shared(now, events);
+        self.look_after_shared(now);
         let late: Vec<_> = self
             .sockets
             .iter()
@@ -253,32 +253,19 @@ impl Driver {
     }
 
     /// Takes back what is idle, and gives back what waits for that, where it is time.
-    fn look_after_shared(&mut self, now: Instant, events: &dyn Events) {
-        let mut failed = Vec::new();
-        for (&link, socket) in &mut self.sockets {
-            if socket.look_at.is_some_and(|at| at <= now) {
-                if let Err(error) = socket.connection.say(socket.connection.sharing.look(now)) {
-                    failed.push((link, End::from(error)));
-                }
-                socket.look_at = socket.connection.sharing.is_used().then(|| now + LOOK_EVERY);
-            }
-        }
-        for (link, end) in failed {
-            self.end(link, &end, events);
+    fn look_after_shared(&mut self, now: Instant) {
+        for socket in self.sockets.values_mut().filter(|socket| socket.look_at.is_some_and(|at| at <= now)) {
+            socket.connection.say(socket.connection.sharing.look(now));
+            socket.look_at = socket.connection.sharing.is_used().then(|| now + LOOK_EVERY);
         }
     }
 
     /// Tells all peers which blocks are free.
-    fn give_back(&mut self, events: &dyn Events) {
-        let mut failed = Vec::new();
-        for (&link, socket) in self.sockets.iter().filter(|(_, socket)| socket.shares) {
-            if let Err(error) = socket.connection.say_returns() {
-                failed.push((link, End::from(error)));
-            }
-        }
-        for (link, end) in failed {
-            self.end(link, &end, events);
-        }
+    fn give_back(&self) {
+        self.sockets
+            .values()
+            .filter(|socket| socket.shares)
+            .for_each(|socket| socket.connection.say_returns());
     }
 
     fn handle(&mut self, event: epoll::Event, events: &dyn Events) {
@@ -287,7 +274,7 @@ impl Driver {
             let mut count = [0; 8];
             let _ = rustix::io::read(&self.shared.wake, &mut count);
             if self.shared.returns.swap(false, Ordering::AcqRel) {
-                self.give_back(events);
+                self.give_back();
             }
         } else if let Some(index) = listener_index(token) {
             self.accept(index, events);

@@ -14,8 +14,8 @@ mod reading;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
-use std::thread::JoinHandle;
+use std::sync::{Arc, OnceLock, Weak};
+use std::thread::{JoinHandle, ThreadId};
 use std::time::Instant;
 
 use crate::fork::Fd;
@@ -49,6 +49,8 @@ pub(crate) struct Shared {
     commands: Mutex<Vec<Command>>,
     /// Some connection has blocks to give back.
     returns: AtomicBool,
+    /// The reactor's own, from its start on.
+    thread: OnceLock<ThreadId>,
     /// Connections with messages that wait for the reactor to write them.
     held: Mutex<Vec<LinkId>>,
     holds: AtomicBool,
@@ -79,6 +81,11 @@ impl Shared {
 
     pub(crate) fn set_interest(&self, link: LinkId, socket: &Fd, interest: EventFlags) -> io::Result<()> {
         Ok(epoll::modify(&self.epoll, socket, EventData::new_u64(link_token(link)), interest)?)
+    }
+
+    /// Whether this is the thread of the reactor, which others wait for.
+    pub(crate) fn is_here(&self) -> bool {
+        self.thread.get() == Some(&std::thread::current().id())
     }
 
     /// Some connection has blocks to give back. Takes no lock: it may be said anywhere.
@@ -134,6 +141,7 @@ impl Reactor {
             wake: Fd::open(|| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)).map_err(what)?,
             commands: Mutex::default(),
             returns: AtomicBool::new(false),
+            thread: OnceLock::new(),
             held: Mutex::default(),
             holds: AtomicBool::new(false),
             in_bulk: AtomicBool::new(false),
@@ -165,6 +173,7 @@ impl Reactor {
         };
         let thread = std::thread::Builder::new().name("tensorcall-io".to_owned()).spawn(move || driver.run());
         let thread = thread.map_err(|error| Error::io("cannot start the reactor", error))?;
+        let _ = shared.thread.set(thread.thread().id());
         Ok(Self { shared, addresses, host: host::host_id(), thread: Mutex::new(Some(thread)) })
     }
 

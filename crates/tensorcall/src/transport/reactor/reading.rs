@@ -75,7 +75,7 @@ impl Driver {
             }
         }
         if let Some(sharing) = sharing {
-            socket.connection.say_returns()?;
+            socket.connection.say_returns();
             if socket.look_at.is_none() && sharing.is_used() {
                 socket.look_at = Some(now + LOOK_EVERY);
             }
@@ -112,7 +112,7 @@ fn collect(
                 let inbound = Inbound::of(arrived);
                 if let Message::Blocks(message) = inbound.message {
                     let said = connection.sharing.handle(message, now()).map_err(End::Refused)?;
-                    connection.say(said)?;
+                    connection.say(said);
                 } else {
                     messages.push(inbound);
                 }
@@ -146,8 +146,10 @@ fn read_into(
     let count = match sharing {
         None => rustix::io::readv(fd, targets)?,
         Some(sharing) => {
-            let (count, passed) = Fd::receive(|| sys::receive(fd.as_fd(), targets))?;
-            if !passed.is_empty()
+            let ((count, lost), passed) = Fd::receive(|| sys::receive(fd.as_fd(), targets))?;
+            if lost {
+                sharing.lost();
+            } else if !passed.is_empty()
                 && let Err(reason) = sharing.passed(passed)
             {
                 return Ok(Err(reason));
