@@ -18,6 +18,9 @@ use crate::wire::tensor::{BufferDesc, Place};
 /// Largest part of a body in one frame. Between two chunks a more urgent message may pass.
 pub const CHUNK: u64 = 1 << 20;
 
+/// Room for the descriptor of an ordinary call.
+const USUAL_DESCRIPTOR: usize = 96;
+
 /// Frames are committed to the wire while fewer bytes than this are committed.
 const COMMIT_AHEAD: u64 = 64 << 10;
 
@@ -161,7 +164,8 @@ impl<S: Segment> Outbox<S> {
     /// Queues a message. The body is `inline` followed by `body`; `id` is given back once all is written.
     pub fn push(&mut self, descriptor: &Descriptor, inline: &[u8], body: Vec<S>, id: Option<MessageId>) {
         let left: u64 = body.iter().map(Segment::size).sum();
-        let mut bytes = vec![0; HEADER_LEN];
+        let mut bytes = Vec::with_capacity(HEADER_LEN + USUAL_DESCRIPTOR + inline.len());
+        bytes.resize(HEADER_LEN, 0);
         descriptor.encode_into(&mut bytes);
         let control_len = u32::try_from(bytes.len() - HEADER_LEN).unwrap_or(u32::MAX);
         bytes.extend_from_slice(inline);

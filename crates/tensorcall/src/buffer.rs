@@ -48,7 +48,8 @@ pub struct Buffer {
 /// Where a buffer lies.
 enum Place {
     Heap(Memory),
-    Shared(SharedBlock),
+    /// Apart, for it is large and rare.
+    Shared(Box<SharedBlock>),
 }
 
 impl Place {
@@ -81,7 +82,7 @@ impl Buffer {
     /// The bytes of a block.
     pub(crate) fn from_shared(block: SharedBlock) -> Self {
         let len = block.len();
-        Self { memory: Some(Place::Shared(block)), len, pool: None }
+        Self { memory: Some(Place::Shared(Box::new(block))), len, pool: None }
     }
 
     /// Number of bytes.

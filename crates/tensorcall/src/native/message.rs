@@ -47,8 +47,12 @@ pub(crate) fn pack_exception(exception: &Exception) -> Body {
 /// A message, and where those of its tensors are in graphs that are there, in their order.
 pub(crate) type Packed = (Body, Vec<Graph>);
 
+/// Room for a few plain arguments.
+const USUAL_PAYLOAD: usize = 64;
+
 fn pack_with(limits: &Limits, write: impl FnOnce(&mut Packer<'_>) -> Result<()>) -> Result<Packed> {
-    let mut packer = Packer { limits, items: 0, body: Body::default(), graphs: Vec::new() };
+    let body = Body::of(Vec::with_capacity(USUAL_PAYLOAD));
+    let mut packer = Packer { limits, items: 0, body, graphs: Vec::new() };
     write(&mut packer)?;
     Ok((packer.body, packer.graphs))
 }
