@@ -6,7 +6,9 @@
 //! has been checked (NET-2). Neither does I/O: the driver asks for pieces, writes them and says how
 //! far it came; it may read straight into [`Inbox::target`].
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
+
+use rustc_hash::FxHashMap;
 
 use crate::ids::MessageId;
 use crate::wire::error::WireError;
@@ -345,7 +347,10 @@ pub struct Inbox<A: Allocate> {
     limits: Limits,
     allocator: A,
     state: State,
-    streams: HashMap<u32, Assembly<A::Memory>>,
+    /// Messages that come in more than one frame.
+    streams: FxHashMap<u32, Assembly<A::Memory>>,
+    /// The message that comes in the present frame, if that is its only one.
+    single: Option<Assembly<A::Memory>>,
     open_bytes: u64,
     arrivals: VecDeque<Arrival<A::Memory>>,
 }
@@ -421,7 +426,8 @@ impl<A: Allocate> Inbox<A> {
             limits,
             allocator,
             state: START,
-            streams: HashMap::new(),
+            streams: FxHashMap::default(),
+            single: None,
             open_bytes: 0,
             arrivals: VecDeque::new(),
         }
@@ -453,7 +459,11 @@ impl<A: Allocate> Inbox<A> {
     /// Where the next bytes of a body belong, if they do: read into it and call [`filled`](Self::filled).
     pub fn target(&mut self) -> Option<&mut [u8]> {
         let State::Body { stream, left, .. } = self.state else { return None };
-        let target = self.streams.get_mut(&stream)?.target();
+        let assembly = match &mut self.single {
+            None => self.streams.get_mut(&stream)?,
+            Some(single) => single,
+        };
+        let target = assembly.target();
         let len = target.len().min(usize::try_from(left).unwrap_or(usize::MAX));
         Some(&mut target[..len])
     }
@@ -468,7 +478,11 @@ impl<A: Allocate> Inbox<A> {
         let (stream, end) = (*stream, *end);
         *left -= count as u64;
         let done = *left == 0;
-        if let Some(assembly) = self.streams.get_mut(&stream) {
+        let assembly = match &mut self.single {
+            None => self.streams.get_mut(&stream),
+            single => single.as_mut(),
+        };
+        if let Some(assembly) = assembly {
             assembly.filled(count);
         }
         if done { self.end_of_frame(stream, end) } else { Ok(()) }
@@ -552,7 +566,11 @@ impl<A: Allocate> Inbox<A> {
         }
         let assembly = Assembly { descriptor, parts, part: 0, offset: 0, left: size, size };
         self.open_bytes = open;
-        self.streams.insert(header.stream, assembly);
+        if header.end {
+            self.single = Some(assembly);
+        } else {
+            self.streams.insert(header.stream, assembly);
+        }
         self.expect_body(header, size)
     }
 
@@ -574,11 +592,15 @@ impl<A: Allocate> Inbox<A> {
         if !end {
             return Ok(());
         }
-        let assembly = self.streams.remove(&stream).ok_or(ConnectionError::UnknownStream(stream))?;
+        let single = self.single.take();
+        let assembly = single.or_else(|| self.streams.remove(&stream));
+        let assembly = assembly.ok_or(ConnectionError::UnknownStream(stream))?;
         self.open_bytes -= assembly.size;
         let mut parts = assembly.parts.into_iter().map(Part::into_memory);
         if let Some(payload) = parts.next() {
-            let arrived = Arrived { descriptor: assembly.descriptor, payload, buffers: parts.collect() };
+            // What is empty would be collected into the memory of `parts`.
+            let buffers = if parts.len() == 0 { Vec::new() } else { parts.collect() };
+            let arrived = Arrived { descriptor: assembly.descriptor, payload, buffers };
             self.arrivals.push_back(Arrival::Message(arrived));
         }
         Ok(())

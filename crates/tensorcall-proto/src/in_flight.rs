@@ -12,8 +12,10 @@
 //! waits for any more can still arrive somewhere and start work.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, HashSet};
+use std::collections::BinaryHeap;
 use std::time::Instant;
+
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::ids::MessageId;
 use crate::wire::message::Phase;
@@ -22,9 +24,9 @@ use crate::wire::message::Phase;
 #[derive(Debug)]
 pub struct InFlight<T> {
     window: Window,
-    calls: HashMap<MessageId, Call<T>>,
+    calls: FxHashMap<MessageId, Call<T>>,
     /// Calls that are over for their caller but still owed an answer by the peer.
-    abandoned: HashSet<MessageId>,
+    abandoned: FxHashSet<MessageId>,
     /// Earliest first. Entries of finished calls stay until they surface or a rebuild drops them.
     deadlines: BinaryHeap<Reverse<(Instant, MessageId)>>,
     /// How many of `calls` have a deadline: the entries of `deadlines` that are not stale.
@@ -67,8 +69,8 @@ impl<T> InFlight<T> {
     pub fn new(window: Window) -> Self {
         Self {
             window,
-            calls: HashMap::new(),
-            abandoned: HashSet::new(),
+            calls: FxHashMap::default(),
+            abandoned: FxHashSet::default(),
             deadlines: BinaryHeap::new(),
             timed: 0,
             bytes: 0,

@@ -7,8 +7,9 @@
 //! to. Every request that is admitted is answered exactly once unless its caller is gone: the caller
 //! counts on it (TERM-1).
 
-use std::collections::{HashMap, HashSet};
 use std::time::Instant;
+
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::ids::{Incarnation, MessageId, Rank};
 use crate::wire::message::Phase;
@@ -16,9 +17,9 @@ use crate::wire::message::Phase;
 /// Requests received and not yet answered; `T` is what the driver needs to run one.
 #[derive(Debug)]
 pub struct Serving<T> {
-    peers: HashMap<(Rank, Incarnation), HashMap<MessageId, Request<T>>>,
+    peers: FxHashMap<(Rank, Incarnation), FxHashMap<MessageId, Request<T>>>,
     /// Requests that run although their caller is gone; nobody wants their answer.
-    orphans: HashSet<RequestKey>,
+    orphans: FxHashSet<RequestKey>,
     waiting: usize,
     running: usize,
     total: u64,
@@ -82,7 +83,7 @@ enum Told {
 impl<T> Serving<T> {
     /// No requests yet.
     pub fn new() -> Self {
-        Self { peers: HashMap::new(), orphans: HashSet::new(), waiting: 0, running: 0, total: 0 }
+        Self { peers: FxHashMap::default(), orphans: FxHashSet::default(), waiting: 0, running: 0, total: 0 }
     }
 
     /// Takes in a request that waits for its turn. `deadline` `None` never passes.

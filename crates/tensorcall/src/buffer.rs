@@ -23,11 +23,16 @@ use crate::shared::SharedBlock;
 /// Alignment of every buffer: a cache line, and what vectorised kernels ask for at most.
 pub const ALIGNMENT: usize = 64;
 
-/// Buffers below this size are not pooled: the allocator recycles them well.
+/// Buffers below this size are not pooled, unless they are [small](SMALL): the allocator recycles them well.
 const POOLED_FROM: usize = 64 << 10;
 /// Size classes per power of two; at most a quarter of a pooled buffer is unused (and untouched).
 const STEPS: usize = 4;
 const CLASSES: usize = STEPS * (usize::BITS as usize);
+/// Sizes of small buffers: the allocator is slow to align, and a small message has one. Each is the double of the one
+/// before.
+const SMALL: [usize; 4] = [64, 128, 256, 512];
+/// Idle small buffers kept for each size.
+const KEPT_SMALL: usize = 128;
 /// Idle buffers kept per size class.
 const KEPT_PER_CLASS: usize = 8;
 
@@ -197,6 +202,7 @@ impl Drop for Memory {
 /// after the agent is gone.
 pub struct BufferPool {
     classes: Box<[ArrayQueue<Memory>]>,
+    small: [ArrayQueue<Memory>; SMALL.len()],
     idle_bytes: AtomicUsize,
     max_idle_bytes: usize,
     home: Home,
@@ -206,11 +212,17 @@ impl BufferPool {
     /// A pool that keeps at most `max_idle_bytes` of unused memory.
     pub fn new(max_idle_bytes: usize) -> Arc<Self> {
         let classes = (0..CLASSES).map(|_| ArrayQueue::new(KEPT_PER_CLASS)).collect();
-        Arc::new(Self { classes, idle_bytes: AtomicUsize::new(0), max_idle_bytes, home: Home::here() })
+        let small = SMALL.map(|_| ArrayQueue::new(KEPT_SMALL));
+        Arc::new(Self { classes, small, idle_bytes: AtomicUsize::new(0), max_idle_bytes, home: Home::here() })
     }
 
     /// A buffer of `len` initialised bytes with unspecified content.
     pub fn take(self: &Arc<Self>, len: usize) -> Result<Buffer, OutOfMemory> {
+        if let Some(class) = small_class(len) {
+            let memory = self.small[class].pop();
+            let memory = memory.or_else(|| Memory::new(SMALL[class])).ok_or(OutOfMemory(len))?;
+            return Ok(Buffer { memory: Some(Place::Heap(memory)), len, pool: Some(Arc::clone(self)) });
+        }
         if len < POOLED_FROM {
             return Buffer::zeroed(len);
         }
@@ -226,13 +238,16 @@ impl BufferPool {
         Ok(buffer)
     }
 
-    /// Bytes of unused memory held now.
+    /// Bytes of unused memory held now, small buffers aside.
     pub fn idle_bytes(&self) -> usize {
         self.idle_bytes.load(Ordering::Relaxed)
     }
 
     /// Frees all unused memory.
     pub fn trim(&self) {
+        for class in &self.small {
+            while class.pop().is_some() {}
+        }
         for class in &self.classes {
             while let Some(memory) = class.pop() {
                 self.idle_bytes.fetch_sub(memory.capacity, Ordering::Relaxed);
@@ -246,6 +261,11 @@ impl BufferPool {
             return;
         }
         let size = memory.capacity;
+        if let Some(class) = small_class(size) {
+            // Full: it is freed.
+            let _ = self.small[class].push(memory);
+            return;
+        }
         let Some((class, _)) = size_class(size) else { return };
         let before = self.idle_bytes.fetch_add(size, Ordering::Relaxed);
         if before + size > self.max_idle_bytes || self.classes[class].push(memory).is_err() {
@@ -258,6 +278,11 @@ impl fmt::Debug for BufferPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("BufferPool").field("idle_bytes", &self.idle_bytes()).finish_non_exhaustive()
     }
+}
+
+/// The class of a size that is small.
+fn small_class(len: usize) -> Option<usize> {
+    SMALL.iter().position(|&size| 0 < len && len <= size)
 }
 
 /// The class of a size and the capacity of that class: the next of 4/4, 5/4, 6/4, 7/4 of a power of two.

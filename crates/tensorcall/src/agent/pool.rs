@@ -402,8 +402,8 @@ impl Shared {
             }
             if let Some(job) = self.take_request(&mut state) {
                 state.at_work += 1;
-                state.last_progress = Some(now());
-                state.last_start = state.last_progress;
+                let now = now();
+                (state.last_progress, state.last_start) = (Some(now), Some(now));
                 self.kick(&mut state);
                 return Work::Request(job);
             }

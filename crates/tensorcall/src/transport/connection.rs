@@ -289,6 +289,9 @@ type Described = (Descriptor, Vec<u8>, Vec<BodySegment>);
 fn describe(message: Outbound, places: &[Place]) -> Described {
     let (descriptor, payload, buffers) = message.describe_placed(places);
     let inline = payload.len() <= INLINE_PAYLOAD;
+    if inline && buffers.is_empty() {
+        return (descriptor, payload, Vec::new());
+    }
     let (inline, apart) =
         if inline { (payload, None) } else { (Vec::new(), Some(Region::from_vec(payload))) };
     (descriptor, inline, apart.into_iter().chain(buffers).map(BodySegment).collect())

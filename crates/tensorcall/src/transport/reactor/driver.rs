@@ -78,7 +78,7 @@ pub(super) enum Stage {
         unsent: Vec<u8>,
         attempt: Option<Attempt>,
     },
-    Open(Inbox<Allocator>),
+    Open(Box<Inbox<Allocator>>),
 }
 
 /// What is left to try if this address fails.

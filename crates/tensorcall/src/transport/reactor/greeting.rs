@@ -152,7 +152,7 @@ impl Driver {
         let limits = Limits { blocks: socket.shares, ..self.limits };
         let sharing = Arc::clone(&socket.connection.sharing);
         let inbox = Inbox::new(limits, Allocator { pool: Arc::clone(&self.pool), sharing });
-        let before = std::mem::replace(&mut socket.stage, Stage::Open(inbox));
+        let before = std::mem::replace(&mut socket.stage, Stage::Open(Box::new(inbox)));
         let accepted = matches!(before, Stage::Greeting { attempt: None, .. });
         socket.deadline = None;
         socket.peer = peer.to_string();
