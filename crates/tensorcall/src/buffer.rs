@@ -30,7 +30,7 @@ const STEPS: usize = 4;
 const CLASSES: usize = STEPS * (usize::BITS as usize);
 /// Sizes of small buffers: the allocator is slow to align, and a small message has one. Each is the double of the one
 /// before.
-const SMALL: [usize; 4] = [64, 128, 256, 512];
+const SMALL: [usize; 6] = [64, 128, 256, 512, 1024, 2048];
 /// Idle small buffers kept for each size.
 const KEPT_SMALL: usize = 128;
 /// Idle buffers kept per size class.

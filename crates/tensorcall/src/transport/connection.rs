@@ -40,7 +40,7 @@ const SMALL: u64 = 4 << 10;
 const RAPID: Duration = Duration::from_micros(20);
 /// How many messages in a row must come fast until others wait to be written together: one that waits is a wake-up
 /// late.
-const IN_ROW: u32 = 4;
+const IN_ROW: u32 = 2;
 
 /// A socket link.
 #[derive(Debug)]
