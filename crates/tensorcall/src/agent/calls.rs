@@ -200,8 +200,10 @@ impl Inner {
         if !(matches!(message.message, Message::Call(_)) && is_large() && is_local()) {
             return (Lane::Talk, None);
         }
+        // Only buffers go through shared memory.
+        let payload_is_large = message.message.priority(message.body.payload_len()) == Priority::Bulk;
         match &ways[Lane::Talk as usize] {
-            _ if self.config.max_shared_memory == 0 => (Lane::Bulk, None),
+            _ if payload_is_large || self.config.max_shared_memory == 0 => (Lane::Bulk, None),
             Way::Link { handle, .. } if handle.has_room_for(&message.body) => (Lane::Talk, None),
             Way::Link { handle, .. } => (Lane::Bulk, Some(Arc::clone(handle))),
             // Memory is shared over this one.

@@ -1,7 +1,6 @@
 //! Who wants to know that a request which runs here was cancelled.
 
-use std::collections::HashMap;
-
+use rustc_hash::FxHashMap;
 use tensorcall_proto::ids::{Incarnation, Rank};
 use tensorcall_proto::serving::RequestKey;
 
@@ -11,7 +10,7 @@ type Told = Box<dyn FnOnce() + Send>;
 
 /// What is to be told, by request. Each entry goes when it was told or the request was answered.
 #[derive(Default)]
-pub(super) struct Cancels(Mutex<HashMap<RequestKey, Told>>);
+pub(super) struct Cancels(Mutex<FxHashMap<RequestKey, Told>>);
 
 impl Cancels {
     /// Has `told` called when the request of `key` is cancelled. One for each request: the last counts.

@@ -32,11 +32,11 @@ mod rrefs;
 mod serve;
 mod shutdown;
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
+use rustc_hash::FxHashMap;
 use tensorcall_proto::blocks::Terms;
 use tensorcall_proto::ids::{Identity, Incarnation, MessageId, Rank, WorkerName};
 use tensorcall_proto::in_flight::Window;
@@ -128,7 +128,7 @@ pub(crate) struct Inner {
     handler: Arc<dyn Handler>,
     pool: Pool,
     members: OnceLock<Members>,
-    links: Mutex<HashMap<LinkId, LinkEntry>>,
+    links: Mutex<FxHashMap<LinkId, LinkEntry>>,
     next_link: AtomicU64,
     serving: Mutex<Serving<()>>,
     cancels: Cancels,

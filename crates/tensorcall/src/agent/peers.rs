@@ -1,10 +1,10 @@
 //! A worker of the group: who it is, the way to it, and what is under way with it.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::sync::{Condvar, Mutex};
+use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 use tensorcall_proto::ids::{ForkId, Identity, Incarnation, Life, MessageId, Rank, WorkerName};
 use tensorcall_proto::in_flight::{InFlight, Window};
@@ -80,7 +80,7 @@ pub(crate) struct Peer {
 pub(crate) struct PeerState {
     pub(crate) calls: InFlight<Ticket>,
     /// Creating calls that ended before their answer came, which will tell that the owner knows the fork.
-    pub(crate) given_up: HashMap<MessageId, ForkId>,
+    pub(crate) given_up: FxHashMap<MessageId, ForkId>,
     /// The outgoing links, by [`Lane`].
     pub(crate) ways: [Way; 2],
     pub(crate) gone: Option<Gone>,
@@ -156,7 +156,7 @@ impl Peer {
         let calls = InFlight::new(window);
         let state = PeerState {
             calls,
-            given_up: HashMap::new(),
+            given_up: FxHashMap::default(),
             ways: [Way::None, Way::None],
             gone: None,
             keep_alive_at: None,

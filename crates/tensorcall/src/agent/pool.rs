@@ -373,7 +373,6 @@ impl Shared {
                     set_has_place(false);
                     state = self.state.lock();
                     state.at_work -= 1;
-                    state.last_progress = Some(now());
                 }
                 Work::Task(task) => {
                     guarded(task);
@@ -413,6 +412,7 @@ impl Shared {
                 state = self.state.lock();
                 continue;
             }
+            state.last_progress = Some(now());
             state.idle.push(Arc::clone(wake));
             let timed_out = wake.wait_for(&mut state, LINGER).timed_out();
             match state.idle.iter().rposition(|thread| Arc::ptr_eq(thread, wake)) {
