@@ -184,10 +184,15 @@ impl Pool {
 
     /// Sends the answer to a request: with others, if there are more to come soon.
     pub(crate) fn answer(&self, link: &Arc<dyn Link>, answer: Outbound) {
-        if self.0.ahead.load(Ordering::Relaxed) > 0 {
-            self.0.held.hold(link, answer);
-        } else {
+        let is_ahead = || self.0.ahead.load(Ordering::SeqCst) > 0;
+        if !is_ahead() {
             link.send(answer);
+            return;
+        }
+        self.0.held.hold(link, answer);
+        // The look that was to send it may have been just before.
+        if !is_ahead() {
+            self.0.held.flush();
         }
     }
 
@@ -218,7 +223,6 @@ impl Pool {
     /// Wakes more threads if those at work take long, and lets a nested call pass if nothing has moved
     /// for a while; returns when to look again.
     pub(crate) fn tick(&self, now: Instant) -> Option<Instant> {
-        self.0.held.flush();
         let mut state = self.0.state.lock();
         self.0.kick(&mut state);
         if self.0.stalled(&state).is_some_and(|due| due <= now) {
@@ -226,7 +230,11 @@ impl Pool {
             state.last_progress = Some(now);
             self.0.kick(&mut state);
         }
-        self.0.next_check(&state)
+        let next = self.0.next_check(&state);
+        drop(state);
+        // After `ahead` was set: whoever holds an answer later sees that.
+        self.0.held.flush();
+        next
     }
 
     pub(crate) fn counts(&self) -> PoolCounts {
@@ -308,7 +316,7 @@ impl Shared {
     fn kick(self: &Arc<Self>, state: &mut State) {
         self.wake_threads(state);
         let ahead = if self.config.hook.patience().is_zero() { 0 } else { self.ahead(state) };
-        self.ahead.store(ahead, Ordering::Relaxed);
+        self.ahead.store(ahead, Ordering::SeqCst);
     }
 
     fn wake_threads(self: &Arc<Self>, state: &mut State) {

@@ -114,7 +114,7 @@ impl Driver {
         loop {
             let Some(events) = self.events.upgrade() else { return };
             self.obey(&*events);
-            self.flush_held();
+            self.flush_held(&*events);
             let now = now();
             self.expire(now, &*events);
             if self.shared.alarm.take_due(now) {
@@ -211,13 +211,24 @@ impl Driver {
     }
 
     /// Writes what others have left to this thread.
-    fn flush_held(&mut self) {
+    fn flush_held(&mut self, events: &dyn Events) {
         self.shared.in_bulk.store(false, Ordering::Relaxed);
-        if self.shared.holds.swap(false, Ordering::AcqRel) {
-            let links = std::mem::take(&mut *self.shared.held.lock());
-            for socket in links.iter().filter_map(|link| self.sockets.get(link)) {
-                socket.connection.flush();
-            }
+        if !self.shared.holds.swap(false, Ordering::AcqRel) {
+            return;
+        }
+        let links = std::mem::take(&mut *self.shared.held.lock());
+        for link in links {
+            let Some(socket) = self.sockets.get(&link) else { continue };
+            socket.connection.flush();
+            self.end_if_flushed(link, events);
+        }
+    }
+
+    /// Ends a connection that is closing and has nothing more to write.
+    fn end_if_flushed(&mut self, link: LinkId, events: &dyn Events) {
+        let socket = self.sockets.get(&link);
+        if socket.is_some_and(|socket| socket.closing && socket.connection.is_flushed()) {
+            self.end(link, &End::Gone("closed here".to_owned()), events);
         }
     }
 
