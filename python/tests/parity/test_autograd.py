@@ -40,6 +40,10 @@ class Stage(nn.Module):
             "embedding": lambda: nn.Embedding(10, 6, sparse=True),
         }
         self.body = seeded(kinds[kind])
+        if kind == "linear":
+            # The first tanh of a process is now and then less exact if two threads take it at once, with
+            # torch alone too.
+            torch.tanh(torch.zeros(12))
 
     def forward(self, *x: torch.Tensor) -> torch.Tensor:
         return self.body(*x)  # type: ignore[no-any-return]
