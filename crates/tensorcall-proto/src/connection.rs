@@ -459,11 +459,7 @@ impl<A: Allocate> Inbox<A> {
     /// Where the next bytes of a body belong, if they do: read into it and call [`filled`](Self::filled).
     pub fn target(&mut self) -> Option<&mut [u8]> {
         let State::Body { stream, left, .. } = self.state else { return None };
-        let assembly = match &mut self.single {
-            None => self.streams.get_mut(&stream)?,
-            Some(single) => single,
-        };
-        let target = assembly.target();
+        let target = self.arriving(stream)?.target();
         let len = target.len().min(usize::try_from(left).unwrap_or(usize::MAX));
         Some(&mut target[..len])
     }
@@ -478,14 +474,18 @@ impl<A: Allocate> Inbox<A> {
         let (stream, end) = (*stream, *end);
         *left -= count as u64;
         let done = *left == 0;
-        let assembly = match &mut self.single {
-            None => self.streams.get_mut(&stream),
-            single => single.as_mut(),
-        };
-        if let Some(assembly) = assembly {
+        if let Some(assembly) = self.arriving(stream) {
             assembly.filled(count);
         }
         if done { self.end_of_frame(stream, end) } else { Ok(()) }
+    }
+
+    /// The message that the present frame, of `stream`, is part of.
+    fn arriving(&mut self, stream: u32) -> Option<&mut Assembly<A::Memory>> {
+        match &mut self.single {
+            None => self.streams.get_mut(&stream),
+            single => single.as_mut(),
+        }
     }
 
     /// Uses some of `bytes` (at least one) and returns how many.

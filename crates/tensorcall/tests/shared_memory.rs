@@ -21,12 +21,9 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 use tensorcall::engine::body::{Body, Received};
 use tensorcall::engine::buffer::{Buffer, Region};
 use tensorcall::engine::proto::blocks::BlockMessage;
-use tensorcall::engine::proto::ids::MessageId;
 use tensorcall::engine::proto::wire::frame::{FrameHeader, FrameKind, HEADER_LEN};
 use tensorcall::engine::proto::wire::message::{Encoding, Message};
-use tensorcall::engine::proto::wire::{
-    BufferDesc, Call, DType, Descriptor, FunctionRef, Limits, Place, TensorDesc,
-};
+use tensorcall::engine::proto::wire::{BufferDesc, DType, Descriptor, Limits, Place, TensorDesc};
 use tensorcall::engine::{Agent, AgentConfig, Request};
 
 const MIB: usize = 1 << 20;
@@ -221,18 +218,8 @@ fn intruder(agents: &[Agent]) -> Wire {
 }
 
 fn borrowing_call(segment: u64, offset: u64) -> Descriptor {
-    let message = Message::Call(Call {
-        id: MessageId::new(1 << 40),
-        function: FunctionRef::Name("mirror".into()),
-        encoding: Encoding::Bytes,
-        timeout_us: None,
-        nested: false,
-        plain: false,
-        autograd: None,
-        creates: None,
-    });
     let buffers = vec![BufferDesc { len: 1 << 16, place: Place::Block { segment, offset } }];
-    Descriptor { buffers, ..Descriptor::plain(message) }
+    Descriptor { buffers, ..Descriptor::plain(raw::plain_call(1 << 40, "mirror")) }
 }
 
 #[test]

@@ -8,12 +8,10 @@ use std::io::Write;
 use std::time::Duration;
 
 use common::log::Log;
-use common::raw::{JOB, SECRET, Wire, announced, frame, identity, random};
+use common::raw::{JOB, SECRET, Wire, announced, frame, identity, plain_call, random};
 use common::{Functions, Kind, ask, info, leave_together, now, socket_group, strangers};
 use tensorcall::engine::proto::handshake::Expect;
-use tensorcall::engine::proto::ids::MessageId;
 use tensorcall::engine::proto::wire::frame::FrameHeader;
-use tensorcall::engine::proto::wire::message::{Call, Encoding, FunctionRef, Message};
 use tensorcall::engine::proto::wire::tensor::{BufferDesc, DType, TensorDesc};
 use tensorcall::engine::proto::wire::{Descriptor, Limits};
 use tensorcall::engine::transport::Address;
@@ -82,17 +80,7 @@ fn member(wire: &mut Wire) {
 }
 
 fn call_with(tensors: Vec<TensorDesc>, buffers: Vec<BufferDesc>) -> Descriptor {
-    let call = Call {
-        id: MessageId::new(1),
-        function: FunctionRef::Name("echo".to_owned()),
-        encoding: Encoding::Bytes,
-        timeout_us: None,
-        nested: false,
-        plain: false,
-        autograd: None,
-        creates: None,
-    };
-    Descriptor { message: Message::Call(call), payload_len: 0, buffers, tensors, rrefs: Vec::new() }
+    Descriptor { buffers, tensors, ..Descriptor::plain(plain_call(1, "echo")) }
 }
 
 #[test]

@@ -158,6 +158,16 @@ def test_a_replay_buffer_neither_stalls_nor_grows_its_sender(group: Group) -> No
 # Killed workers.
 
 
+def outlive_a_victim(files: set[str], before: list[str]) -> set[str]:
+    """Waits until nothing of a killed worker is left; returns the files that are, and goes on with `w2`."""
+    eventually(lambda: not segments())
+    # The victim had connections of its own from the start.
+    eventually(lambda: not set(descriptors()) - set(before) and len(descriptors()) <= len(before))
+    warm("w2")
+    rpc.shutdown()
+    return shm_files() - files
+
+
 def lend_to_a_victim(worker: Worker) -> dict[str, Any]:
     files = shm_files()
     worker.start()
@@ -177,12 +187,7 @@ def lend_to_a_victim(worker: Worker) -> dict[str, Any]:
     right = right and bool(torch.equal(held, numbers(7)))
     del held
     gc.collect()
-    eventually(lambda: not segments())
-    # The victim had connections of its own from the start.
-    eventually(lambda: not set(descriptors()) - set(before) and len(descriptors()) <= len(before))
-    warm("w2")
-    rpc.shutdown()
-    return {"right": right, "new files": shm_files() - files}
+    return {"right": right, "new files": outlive_a_victim(files, before)}
 
 
 def test_killed_workers_leave_nothing_on_the_other_side(group: Group) -> None:
@@ -228,11 +233,7 @@ def hold_from_a_victim(worker: Worker) -> dict[str, Any]:
     kept[0].zero_()
     kept[0] += numbers(0)
     right = take_kept()
-    eventually(lambda: not segments())
-    eventually(lambda: not set(descriptors()) - set(before) and len(descriptors()) <= len(before))
-    warm("w2")
-    rpc.shutdown()
-    return {"right": right, "new files": shm_files() - files}
+    return {"right": right, "new files": outlive_a_victim(files, before)}
 
 
 def test_what_a_killed_worker_had_lent_outlives_it(group: Group) -> None:

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use tensorcall::engine::PeerInfo;
 use tensorcall::engine::proto::handshake::{Expect, Initiator, Responder, Role};
-use tensorcall::engine::proto::ids::{Identity, Incarnation, WorkerName};
+use tensorcall::engine::proto::ids::{Identity, Incarnation, MessageId, WorkerName};
 use tensorcall::engine::proto::wire::frame::{FrameHeader, FrameKind, HEADER_LEN, Priority};
+use tensorcall::engine::proto::wire::message::{Call, Encoding, FunctionRef, Message};
 use tensorcall::engine::proto::wire::{Descriptor, Limits};
 use tensorcall::engine::transport::Address;
 
@@ -210,6 +211,20 @@ pub(crate) fn frame(control: &[u8], body_len: u64, end: bool) -> Vec<u8> {
 /// The message that a descriptor announces, with none of its body.
 pub(crate) fn announced(descriptor: &Descriptor, body_len: u64) -> Vec<u8> {
     frame(&descriptor.encode(), body_len, false)
+}
+
+/// A call of `function` with arguments of no meaning, as plain as can be.
+pub(crate) fn plain_call(id: u64, function: &str) -> Message {
+    Message::Call(Call {
+        id: MessageId::new(id),
+        function: FunctionRef::Name(function.to_owned()),
+        encoding: Encoding::Bytes,
+        timeout_us: None,
+        nested: false,
+        plain: false,
+        autograd: None,
+        creates: None,
+    })
 }
 
 pub(crate) fn random() -> [u8; 32] {
