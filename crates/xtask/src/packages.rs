@@ -9,6 +9,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::Command,
+    time::{SystemTime, UNIX_EPOCH},
 };
 
 use anyhow::{Context, Result, ensure};
@@ -153,13 +154,23 @@ fn crates(project: &Project) -> Result<()> {
             ensure!(has(file), "the crate {name} lacks {file}");
         }
     }
-    let mut package = project.cargo(&["package", "--locked", "--allow-dirty"]);
+    let folder = new_target(project)?;
+    let mut package = project.cargo(&["package", "--locked", "--allow-dirty", "--target-dir"]);
+    package.arg(&folder).env_remove("CARGO_BUILD_BUILD_DIR");
     for name in CRATES {
         package.args(["--package", name]);
     }
     run(&mut package)?;
-    let packages = target(project)?.join("package");
-    copy_crates(&packages, &dist(project))
+    copy_crates(&folder.join("package"), &dist(project))?;
+    Ok(fs::remove_dir_all(&folder)?)
+}
+
+/// A target directory that no run had before. `cargo package` builds a crate of the workspace against an unpacked copy
+/// of the others, and takes one that an earlier run left in `CARGO_HOME` for the same target directory and version,
+/// whatever lies in it.
+fn new_target(project: &Project) -> Result<PathBuf> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
+    Ok(target(project)?.join(format!("crates-{}", now.as_nanos())))
 }
 
 fn copy_crates(from: &Path, to: &Path) -> Result<()> {
