@@ -13,6 +13,7 @@ use rustc_hash::FxHashMap;
 use crate::ids::MessageId;
 use crate::wire::error::WireError;
 use crate::wire::frame::{FrameHeader, FrameKind, HEADER_LEN, Priority};
+use crate::wire::function::{Names, Slots};
 use crate::wire::limits::Limits;
 use crate::wire::message::Descriptor;
 use crate::wire::tensor::{BufferDesc, Place};
@@ -105,6 +106,7 @@ pub struct Outbox<S> {
     committed_bytes: u64,
     waiting_bytes: u64,
     next_stream: u32,
+    names: Names,
 }
 
 /// A message of which at least the last chunk is not committed yet.
@@ -160,19 +162,21 @@ impl<S: Segment> Outbox<S> {
             committed_bytes: 0,
             waiting_bytes: 0,
             next_stream: 1,
+            names: Names::default(),
         }
     }
 
     /// Queues a message. The body is `inline` followed by `body`; `id` is given back once all is written.
-    pub fn push(&mut self, descriptor: &Descriptor, inline: &[u8], body: Vec<S>, id: Option<MessageId>) {
+    pub fn push(&mut self, mut descriptor: Descriptor, inline: &[u8], body: Vec<S>, id: Option<MessageId>) {
         let left: u64 = body.iter().map(Segment::size).sum();
+        let priority = descriptor.message.priority(inline.len() as u64 + left);
+        self.names.shorten(&mut descriptor.message, priority);
         let mut bytes = Vec::with_capacity(HEADER_LEN + USUAL_DESCRIPTOR + inline.len());
         bytes.resize(HEADER_LEN, 0);
         descriptor.encode_into(&mut bytes);
         let control_len = u32::try_from(bytes.len() - HEADER_LEN).unwrap_or(u32::MAX);
         bytes.extend_from_slice(inline);
         let inline = inline.len() as u64;
-        let priority = descriptor.message.priority(inline + left);
         let stream = self.next_stream;
         self.next_stream = self.next_stream.checked_add(1).unwrap_or(1);
         self.waiting_bytes += bytes.len() as u64 + left;
@@ -320,7 +324,6 @@ pub trait Allocate {
 
 /// What has arrived.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "taken apart where it is polled, one at a time")]
 pub enum Arrival<M> {
     /// A whole message.
     Message(Arrived<M>),
@@ -352,6 +355,7 @@ pub struct Inbox<A: Allocate> {
     /// The message that comes in the present frame, if that is its only one.
     single: Option<Assembly<A::Memory>>,
     open_bytes: u64,
+    slots: Slots,
     arrivals: VecDeque<Arrival<A::Memory>>,
 }
 
@@ -366,9 +370,11 @@ enum State {
 #[derive(Debug)]
 struct Assembly<M> {
     descriptor: Descriptor,
-    /// The payload, then the buffers.
-    parts: Vec<Part<M>>,
-    part: usize,
+    payload: M,
+    buffers: Vec<Part<M>>,
+    /// How many parts are filled: the payload, then the buffers.
+    filled: usize,
+    /// How much of the next one is.
     offset: usize,
     left: u64,
     size: u64,
@@ -399,19 +405,31 @@ impl<M: AsRef<[u8]>> Part<M> {
 }
 
 impl<M: AsRef<[u8]> + AsMut<[u8]>> Assembly<M> {
-    /// The rest of the part that is being filled.
-    fn target(&mut self) -> &mut [u8] {
-        while self.part < self.parts.len() && self.offset == self.parts[self.part].body_len() {
-            self.part += 1;
-            self.offset = 0;
-        }
-        match self.parts.get_mut(self.part) {
-            Some(Part::Body(memory)) => &mut memory.as_mut()[self.offset..],
-            Some(Part::Block(_)) | None => &mut [],
+    /// Bytes that come with the body for the part that is being filled; `None` if all are filled.
+    fn part_len(&self) -> Option<usize> {
+        match self.filled.checked_sub(1) {
+            None => Some(self.payload.as_ref().len()),
+            Some(buffer) => self.buffers.get(buffer).map(Part::body_len),
         }
     }
 
-    fn filled(&mut self, count: usize) {
+    /// The rest of the part that is being filled.
+    fn target(&mut self) -> &mut [u8] {
+        while self.part_len() == Some(self.offset) {
+            self.filled += 1;
+            self.offset = 0;
+        }
+        let memory = match self.filled.checked_sub(1) {
+            None => &mut self.payload,
+            Some(buffer) => match self.buffers.get_mut(buffer) {
+                Some(Part::Body(memory)) => memory,
+                Some(Part::Block(_)) | None => return &mut [],
+            },
+        };
+        &mut memory.as_mut()[self.offset..]
+    }
+
+    fn advance(&mut self, count: usize) {
         self.offset += count;
         self.left -= count as u64;
     }
@@ -429,6 +447,7 @@ impl<A: Allocate> Inbox<A> {
             streams: FxHashMap::default(),
             single: None,
             open_bytes: 0,
+            slots: Slots::default(),
             arrivals: VecDeque::new(),
         }
     }
@@ -475,7 +494,7 @@ impl<A: Allocate> Inbox<A> {
         *left -= count as u64;
         let done = *left == 0;
         if let Some(assembly) = self.arriving(stream) {
-            assembly.filled(count);
+            assembly.advance(count);
         }
         if done { self.end_of_frame(stream, end) } else { Ok(()) }
     }
@@ -545,26 +564,25 @@ impl<A: Allocate> Inbox<A> {
     }
 
     fn start_of_message(&mut self, header: FrameHeader, control: &[u8]) -> Result<(), ConnectionError> {
-        let descriptor = Descriptor::decode(control, &self.limits)?;
+        let mut descriptor = Descriptor::decode(control, &self.limits)?;
+        self.slots.lengthen(&mut descriptor.message)?;
         let size = descriptor.body_len()?;
         let open = self.open_bytes.saturating_add(size);
         if open > self.limits.max_message {
             return Err(WireError::BodyTooLarge { len: open, limit: self.limits.max_message }.into());
         }
-        let mut parts = Vec::with_capacity(1 + descriptor.buffers.len());
-        let payload = BufferDesc::body(descriptor.payload_len);
-        for &BufferDesc { len, place } in std::iter::once(&payload).chain(&descriptor.buffers) {
-            parts.push(match place {
-                Place::Body => {
-                    Part::Body(self.allocator.allocate(len).ok_or(ConnectionError::NoMemory { len })?)
-                }
+        let payload = self.allocate(descriptor.payload_len)?;
+        let mut buffers = Vec::with_capacity(descriptor.buffers.len());
+        for &BufferDesc { len, place } in &descriptor.buffers {
+            buffers.push(match place {
+                Place::Body => Part::Body(self.allocate(len)?),
                 Place::Block { segment, offset } => {
                     let memory = self.allocator.borrow(segment, offset, len);
                     Part::Block(memory.ok_or(ConnectionError::NotLent { segment, offset, len })?)
                 }
             });
         }
-        let assembly = Assembly { descriptor, parts, part: 0, offset: 0, left: size, size };
+        let assembly = Assembly { descriptor, payload, buffers, filled: 0, offset: 0, left: size, size };
         self.open_bytes = open;
         if header.end {
             self.single = Some(assembly);
@@ -572,6 +590,10 @@ impl<A: Allocate> Inbox<A> {
             self.streams.insert(header.stream, assembly);
         }
         self.expect_body(header, size)
+    }
+
+    fn allocate(&mut self, len: u64) -> Result<A::Memory, ConnectionError> {
+        self.allocator.allocate(len).ok_or(ConnectionError::NoMemory { len })
     }
 
     /// Goes on with the body bytes of a frame, of which its message still needs `needed`.
@@ -596,13 +618,9 @@ impl<A: Allocate> Inbox<A> {
         let assembly = single.or_else(|| self.streams.remove(&stream));
         let assembly = assembly.ok_or(ConnectionError::UnknownStream(stream))?;
         self.open_bytes -= assembly.size;
-        let mut parts = assembly.parts.into_iter().map(Part::into_memory);
-        if let Some(payload) = parts.next() {
-            // What is empty would be collected into the memory of `parts`.
-            let buffers = if parts.len() == 0 { Vec::new() } else { parts.collect() };
-            let arrived = Arrived { descriptor: assembly.descriptor, payload, buffers };
-            self.arrivals.push_back(Arrival::Message(arrived));
-        }
+        let Assembly { descriptor, payload, buffers, .. } = assembly;
+        let buffers = buffers.into_iter().map(Part::into_memory).collect();
+        self.arrivals.push_back(Arrival::Message(Arrived { descriptor, payload, buffers }));
         Ok(())
     }
 }

@@ -293,8 +293,10 @@ fn descriptors() -> Vec<(&'static str, Descriptor)> {
     };
     let life = |rank| Life { rank: Rank::new(rank).expect("a valid rank"), incarnation: Incarnation::new(7) };
     let (rref, fork) = (RRefId::new(life(1), 4), ForkId::new(life(1), 5));
-    let creating =
-        Call { creates: Some(NewRRef { rref, fork }), ..a_call(FunctionRef::InPayload, Encoding::Pickle) };
+    let creating = Call {
+        creates: Some(NewRRef { rref, fork }.into()),
+        ..a_call(FunctionRef::InPayload, Encoding::Pickle)
+    };
     let passing = Descriptor {
         rrefs: vec![RRefDesc { rref, owner: life(0), fork }; 2],
         ..Descriptor::with_payload(call(FunctionRef::InPayload, Encoding::Pickle), 7)
@@ -303,14 +305,17 @@ fn descriptors() -> Vec<(&'static str, Descriptor)> {
     let recorded = Call { autograd, ..a_call(FunctionRef::InPayload, Encoding::Pickle) };
     let pass =
         Pass { id: PassId::new(life(1), 9), context: 1 << 48, retain_graph: true, patience_us: Some(300) };
-    let step = |step| call(FunctionRef::Autograd(AutogradCall { pass, step }), Encoding::Bytes);
+    let step = |step| call(FunctionRef::Autograd(AutogradCall { pass, step }.into()), Encoding::Bytes);
     vec![
-        ("call", Descriptor::with_payload(call(FunctionRef::Slot(3), Encoding::Value), 7)),
-        ("tensors", tensors),
         (
             "define",
-            Descriptor::plain(call(FunctionRef::Define { slot: 3, name: "f".into() }, Encoding::Bytes)),
+            Descriptor::with_payload(
+                call(FunctionRef::Define { slot: 0, name: "f".into() }, Encoding::Bytes),
+                7,
+            ),
         ),
+        ("call", Descriptor::with_payload(call(FunctionRef::Slot(0), Encoding::Value), 7)),
+        ("tensors", tensors),
         (
             "returned",
             Descriptor::with_payload(
@@ -449,7 +454,7 @@ fn written(outbox: &mut Outbox<Bytes>) -> Vec<u8> {
 
 fn frame_of(descriptor: &Descriptor, payload: &[u8]) -> Vec<u8> {
     let mut outbox = Outbox::<Bytes>::new();
-    outbox.push(descriptor, payload, Vec::new(), None);
+    outbox.push(descriptor.clone(), payload, Vec::new(), None);
     written(&mut outbox)
 }
 
@@ -514,7 +519,7 @@ fn connections() -> Vec<(&'static str, Vec<u8>)> {
             .iter()
             .map(|buffer| Bytes(vec![0x55; usize::try_from(buffer.len).expect("a small buffer")]))
             .collect();
-        outbox.push(&descriptor, payload, body, None);
+        outbox.push(descriptor, payload, body, None);
     }
     outbox.push_signal(FrameHeader::ping(1));
     conversation.extend(written(&mut outbox));

@@ -191,7 +191,7 @@ fn calls_that_create_pass_and_fetch_a_reference() {
         })
     };
 
-    let creates = call(FunctionRef::InPayload, Encoding::Pickle, Some(new));
+    let creates = call(FunctionRef::InPayload, Encoding::Pickle, Some(new.into()));
     check_descriptor(
         "remote",
         &Descriptor::with_payload(creates, 99),
@@ -306,7 +306,7 @@ fn steps_of_a_backward_pass() {
         let pass = Pass { id, context: 5, retain_graph: true, patience_us: Some(300) };
         Message::Call(Call {
             id: MessageId::new(1),
-            function: FunctionRef::Autograd(AutogradCall { pass, step }),
+            function: FunctionRef::Autograd(AutogradCall { pass, step }.into()),
             encoding: Encoding::Bytes,
             timeout_us: None,
             nested: false,

@@ -51,8 +51,10 @@ fn any_parcel() -> impl Strategy<Value = Parcel> {
         // Two chunks and some.
         1 => Just((5 << 19) + 3),
     ];
-    (any::<bool>(), any::<u64>(), 0..300usize, vec(len, 0..3), any::<u8>()).prop_map(
-        |(call, id, payload, buffers, seed)| {
+    let function =
+        prop_oneof![Just(FunctionRef::InPayload), "[f-h]".prop_map(|name| FunctionRef::Name(name.into())),];
+    (any::<bool>(), any::<u64>(), function, 0..300usize, vec(len, 0..3), any::<u8>()).prop_map(
+        |(call, id, function, payload, buffers, seed)| {
             let id = MessageId::new(id);
             if !call {
                 let message = Message::Progress { id, phase: Phase::Waiting };
@@ -62,11 +64,10 @@ fn any_parcel() -> impl Strategy<Value = Parcel> {
                     buffers: Vec::new(),
                 };
             }
-            let (function, encoding) = (FunctionRef::InPayload, Encoding::Bytes);
             let message = Message::Call(Call {
                 id,
                 function,
-                encoding,
+                encoding: Encoding::Bytes,
                 timeout_us: None,
                 nested: false,
                 plain: false,
@@ -104,7 +105,7 @@ fn sent(parcels: &[Parcel], writes: &[usize]) -> Vec<u8> {
     let mut stream = Vec::new();
     for (parcel, &most) in parcels.iter().zip(writes.iter().cycle()) {
         let body = parcel.buffers.iter().cloned().map(Bytes).collect();
-        outbox.push(&parcel.descriptor, &parcel.payload, body, None);
+        outbox.push(parcel.descriptor.clone(), &parcel.payload, body, None);
         write(&mut outbox, most, &mut stream);
     }
     while !outbox.is_empty() {

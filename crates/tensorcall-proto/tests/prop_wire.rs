@@ -11,6 +11,7 @@ use proptest::sample::{Index, select};
 use tensorcall_proto::autograd::{AutogradCall, Pass, Step};
 use tensorcall_proto::ids::{ForkId, Incarnation, Life, MessageId, PassId, RRefId, Rank};
 use tensorcall_proto::termination::{Counts, TerminationMessage};
+use tensorcall_proto::wire::function::MAX_SLOTS;
 use tensorcall_proto::wire::{
     AutogradRef, BlockMessage, BufferDesc, Call, DType, Descriptor, Device, DeviceKind, Encoding, Event,
     Exception, FailureKind, FrameHeader, FrameKind, FunctionRef, GoodbyeReason, HEADER_LEN, Limits, Message,
@@ -52,14 +53,14 @@ fn any_fork() -> impl Strategy<Value = ForkId> {
 }
 
 fn any_function() -> impl Strategy<Value = FunctionRef> {
-    let slot = 0..limits().max_functions;
+    let slot = 0..MAX_SLOTS;
     prop_oneof![
         Just(FunctionRef::InPayload),
-        ".{0,40}".prop_map(FunctionRef::Name),
-        (slot.clone(), ".{0,40}").prop_map(|(slot, name)| FunctionRef::Define { slot, name }),
+        ".{0,40}".prop_map(|name| FunctionRef::Name(name.into())),
+        (slot.clone(), ".{0,40}").prop_map(|(slot, name)| FunctionRef::Define { slot, name: name.into() }),
         slot.prop_map(FunctionRef::Slot),
         any_rref().prop_map(FunctionRef::Fetch),
-        any_step().prop_map(FunctionRef::Autograd),
+        any_step().prop_map(|step| FunctionRef::Autograd(step.into())),
     ]
 }
 
@@ -92,7 +93,7 @@ fn any_step() -> impl Strategy<Value = AutogradCall> {
 }
 
 fn any_call() -> impl Strategy<Value = Message> {
-    let creates = (any_rref(), any_fork()).prop_map(|(rref, fork)| NewRRef { rref, fork });
+    let creates = (any_rref(), any_fork()).prop_map(|(rref, fork)| NewRRef { rref, fork }.into());
     let options = (any::<Option<u64>>(), any::<[bool; 2]>(), any_autograd(), option::of(creates));
     (any_id(), any_function(), any_encoding(), options).prop_map(
         |(id, function, encoding, (timeout_us, [nested, plain], autograd, creates))| {

@@ -501,9 +501,11 @@ fn request_by_name<'py>(
         Some((record, tensors)) => record.call1((tensors,))?.extract::<Option<Place>>()?,
         None => None,
     };
+    let called: Arc<str> = name.into();
+    let label = if label == name { Arc::clone(&called) } else { label.into() };
     Ok(Request {
-        function: FunctionRef::Name(name.to_owned()),
-        label: label.into(),
+        function: FunctionRef::Name(called),
+        label,
         encoding: Encoding::Value,
         body: Body { payload, tensors, buffers, rrefs, autograd: place.map(to_ref), ..Body::default() },
         timeout: time::limit(timeout),

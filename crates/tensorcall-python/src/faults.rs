@@ -78,7 +78,7 @@ fn name_of(message: &Message, label: &str) -> Option<&'static str> {
     }
     // Functions are named as in `rpc/_target.py`.
     let is_script = label.contains("::") || label.contains("__torch__.");
-    Some(match (&call.function, call.creates, is_script) {
+    Some(match (&call.function, &call.creates, is_script) {
         (FunctionRef::Autograd(call), ..) => match call.step {
             Step::Gradient { .. } | Step::NoGradient { .. } => "BACKWARD_AUTOGRAD_REQ",
             _ => return None,

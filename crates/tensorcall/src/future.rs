@@ -7,8 +7,8 @@ use std::cell::Cell;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
@@ -21,6 +21,7 @@ use crate::clock::now;
 use crate::error::{Error, Result};
 use crate::fork::Home;
 use crate::spin::Spin;
+use crate::wakes::{WakeQueue, Wakers};
 
 /// What a function on another worker came to.
 #[derive(Debug)]
@@ -43,18 +44,20 @@ pub struct Promise(Arc<Core>);
 struct Core {
     state: Mutex<State>,
     done: Condvar,
-    /// Which call this is the outcome of, if of one.
-    call: OnceLock<MessageId>,
+    /// Which call this is the outcome of; 0, which is no call, if of none.
+    call: AtomicU64,
     /// Where the outcome comes. It does not come to a forked child.
     home: Home,
     /// Whether the outcome may come so soon that looking for it beats sleeping.
     soon: AtomicBool,
+    /// Where other tasks of the agent may wait to be woken.
+    wake_queue: Option<Arc<WakeQueue>>,
 }
 
 enum State {
     Pending {
         callbacks: Vec<Callback>,
-        wakers: Vec<Waker>,
+        wakers: Wakers,
     },
     Done(Result<Response>),
     /// Completed without a response, or the response was taken.
@@ -86,13 +89,23 @@ pub(crate) fn look_or(
 
 /// A future and the promise to complete it.
 pub fn promise() -> (Promise, RpcFuture) {
-    let pending = State::Pending { callbacks: Vec::new(), wakers: Vec::new() };
+    make(None)
+}
+
+/// As [`promise`]; a task that gets the outcome wakes those in `queue` too.
+pub(crate) fn promise_in(queue: &Arc<WakeQueue>) -> (Promise, RpcFuture) {
+    make(Some(Arc::clone(queue)))
+}
+
+fn make(wake_queue: Option<Arc<WakeQueue>>) -> (Promise, RpcFuture) {
+    let pending = State::Pending { callbacks: Vec::new(), wakers: Wakers::default() };
     let core = Arc::new(Core {
         state: Mutex::new(pending),
         done: Condvar::new(),
-        call: OnceLock::new(),
+        call: AtomicU64::new(0),
         home: Home::here(),
         soon: AtomicBool::new(false),
+        wake_queue,
     });
     (Promise(Arc::clone(&core)), RpcFuture(core))
 }
@@ -144,29 +157,35 @@ impl Promise {
 pub(crate) struct Wakes {
     core: Arc<Core>,
     callbacks: Vec<Callback>,
-    wakers: Vec<Waker>,
+    wakers: Wakers,
 }
 
 impl Wakes {
     pub(crate) fn wake(self) {
+        self.wake_threads().into_iter().for_each(Waker::wake);
+    }
+
+    /// Wakes all but tasks, which are left to the caller.
+    pub(crate) fn wake_threads(self) -> Wakers {
         self.core.done.notify_all();
         for callback in self.callbacks {
             callback();
         }
-        self.wakers.into_iter().for_each(Waker::wake);
+        self.wakers
     }
 }
 
 impl RpcFuture {
     /// The call that this is the outcome of; `None` if it stands for a local event.
     pub fn call(&self) -> Option<MessageId> {
-        self.0.call.get().copied()
+        let call = self.0.call.load(Ordering::Relaxed);
+        (call != 0).then(|| MessageId::new(call))
     }
 
     /// Says which call this is the outcome of, and whether no other was under way to the same worker:
     /// then its answer is the next thing that comes.
     pub(crate) fn is_of(&self, call: MessageId, alone: bool) {
-        let _ = self.0.call.set(call);
+        self.0.call.store(call.get(), Ordering::Relaxed);
         self.0.soon.store(alone, Ordering::Relaxed);
     }
 
@@ -245,11 +264,12 @@ impl Future for RpcFuture {
         {
             let mut state = self.0.look();
             if let Some(State::Pending { wakers, .. }) = state.as_deref_mut() {
-                if !wakers.iter().any(|waker| waker.will_wake(context.waker())) {
-                    wakers.push(context.waker().clone());
-                }
+                wakers.add(context.waker());
                 return Poll::Pending;
             }
+        }
+        if let Some(queue) = self.0.wake_queue.as_ref().filter(|_| self.0.home.is_here()) {
+            queue.wake_rest();
         }
         Poll::Ready(
             self.take().unwrap_or_else(|| Err(Error::usage("the outcome of this call was taken before"))),

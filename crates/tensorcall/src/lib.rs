@@ -64,6 +64,7 @@ mod spin;
 pub mod store;
 mod sync;
 mod transport;
+mod wakes;
 
 #[cfg(feature = "candle")]
 pub use autograd::{Context, Entered, Within};

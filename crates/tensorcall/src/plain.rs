@@ -1,5 +1,6 @@
 //! Calls of functions that every worker has, in either language: by name, with plain data.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tensorcall_proto::ids::Rank;
@@ -24,9 +25,10 @@ pub(crate) fn call(
     let payload = payload.encode(&Limits::default());
     let payload = payload
         .map_err(|error| Error::usage(format!("what {function} is to be told cannot be sent: {error}")))?;
+    let label: Arc<str> = function.into();
     let request = Request {
-        function: FunctionRef::Name(function.to_owned()),
-        label: function.into(),
+        function: FunctionRef::Name(Arc::clone(&label)),
+        label,
         encoding: Encoding::Value,
         body: Body::of(payload),
         timeout,

@@ -46,7 +46,6 @@ pub trait Places {
 
 /// What has come. Links are named as this rank names them.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "taken apart where it is polled, one at a time")]
 pub enum Arrival<M, T> {
     /// Bytes of a handshake.
     Handshake {

@@ -9,8 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use super::error::WireError;
 use super::frame::Priority;
+use super::function::{MAX_SLOT_NAME, MAX_SLOTS};
 use super::limits::Limits;
-use super::message::Message;
+use super::message::{Call, FunctionRef, Message};
 use super::tensor::{BufferDesc, Place, TensorDesc};
 use crate::rref::RRefDesc;
 
@@ -88,8 +89,9 @@ impl Descriptor {
             within(what, count as u64, limits.max_tensors)?;
         }
         within("references", self.rrefs.len() as u64, limits.max_rrefs)?;
-        if let Some(slot) = self.message.slot() {
-            within("function slots", u64::from(slot) + 1, limits.max_functions)?;
+        if let Message::Call(Call { function: FunctionRef::Define { slot, name }, .. }) = &self.message {
+            within("function slots", u64::from(*slot) + 1, MAX_SLOTS)?;
+            within("bytes of a function's name", name.len() as u64, MAX_SLOT_NAME)?;
         }
         self.check_buffers(limits)?;
         self.tensors.iter().try_for_each(|tensor| tensor.check(&self.buffers))
@@ -189,9 +191,7 @@ mod tests {
     use super::*;
     use crate::ids::{ForkId, Incarnation, Life, MessageId, RRefId, Rank};
     use crate::rref::RRefMessage;
-    use crate::wire::message::{
-        Call, Encoding, FailureKind, FunctionRef, GoodbyeReason, Outcome, Phase, Reply,
-    };
+    use crate::wire::message::{Encoding, FailureKind, GoodbyeReason, Outcome, Phase, Reply};
     use crate::wire::tensor::DType;
 
     fn call(function: FunctionRef) -> Message {
@@ -355,14 +355,15 @@ mod tests {
     }
 
     #[test]
-    fn function_slots_stay_below_their_limit() {
-        let define = |slot| Descriptor::plain(call(FunctionRef::Define { slot, name: "f".into() }));
-        let slot = |slot| Descriptor::plain(call(FunctionRef::Slot(slot)));
-        let refused = Err(WireError::TooMany { what: "function slots", count: 65_537, limit: 65_536 });
+    fn function_slots_and_their_names_stay_within_their_limits() {
+        let define =
+            |slot, name: &str| Descriptor::plain(call(FunctionRef::Define { slot, name: name.into() }));
+        let refused = |what, count, limit| Err(WireError::TooMany { what, count, limit });
+        let (longest, too_long) = ("f".repeat(256), "f".repeat(257));
 
-        assert!(decode(&define(65_535)).is_ok() && decode(&slot(65_535)).is_ok());
-        assert_eq!(decode(&define(65_536)), refused);
-        assert_eq!(decode(&slot(65_536)), refused);
+        assert!(decode(&define(4095, &longest)).is_ok());
+        assert_eq!(decode(&define(4096, "f")), refused("function slots", 4097, 4096));
+        assert_eq!(decode(&define(0, &too_long)), refused("bytes of a function's name", 257, 256));
     }
 
     #[test]

@@ -82,6 +82,12 @@ pub enum WireError {
         /// How many are allowed.
         limit: u32,
     },
+    /// A function slot is used that was not defined, or defined that is not the next one.
+    #[error("function slot {slot} is not defined, or defined out of turn")]
+    FunctionSlot {
+        /// The slot.
+        slot: u32,
+    },
     /// A message that never has a body announces one.
     #[error("a message without a body announces one")]
     UnexpectedBody,

@@ -21,8 +21,6 @@ pub struct Limits {
     /// Items of one [`Value`](super::value::Value), containers and their contents alike. Default
     /// ten million.
     pub max_items: u32,
-    /// Function slots a peer may define on one connection. Default 65 536.
-    pub max_functions: u32,
     /// Whether buffers may lie in shared memory ([`Place::Block`](super::tensor::Place::Block)).
     /// Default no; only a receiver that maps such memory may say yes.
     pub blocks: bool,
@@ -38,7 +36,6 @@ impl Default for Limits {
             max_depth: 64,
             max_open_streams: 64,
             max_items: 10_000_000,
-            max_functions: 1 << 16,
             blocks: false,
         }
     }

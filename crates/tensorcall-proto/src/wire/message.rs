@@ -2,6 +2,8 @@
 //!
 //! The messages say nothing of payloads and tensors: those are in the [`Descriptor`] around them.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 pub use super::descriptor::Descriptor;
@@ -76,16 +78,6 @@ impl Message {
             | Self::Blocks(_) => false,
         }
     }
-
-    /// The function slot this message uses or defines.
-    pub(super) fn slot(&self) -> Option<u32> {
-        match self {
-            Self::Call(Call {
-                function: FunctionRef::Define { slot, .. } | FunctionRef::Slot(slot), ..
-            }) => Some(*slot),
-            _ => None,
-        }
-    }
 }
 
 /// Asks the receiver to run a function on the arguments in the body.
@@ -109,33 +101,32 @@ pub struct Call {
     pub autograd: Option<AutogradRef>,
     /// What to keep the result as. The reply then says how the function ended, and has an empty payload
     /// unless it raised.
-    pub creates: Option<NewRRef>,
+    pub creates: Option<Box<NewRRef>>,
 }
 
 /// Names the function of a [`Call`].
 ///
-/// A connection remembers functions by slot: the caller sends the name once with
-/// [`FunctionRef::Define`] and says [`FunctionRef::Slot`] from then on. Slots belong to one
-/// connection and one direction.
+/// A connection remembers functions by slot, see [`function`](super::function): only what comes over one has
+/// [`FunctionRef::Define`] and [`FunctionRef::Slot`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FunctionRef {
     /// The payload says which, as pickles do.
     InPayload,
     /// The function of this name.
-    Name(String),
+    Name(Arc<str>),
     /// The function of this name, which `slot` stands for from now on.
     Define {
-        /// The slot, below [`Limits::max_functions`](super::Limits::max_functions).
+        /// The slot, below [`MAX_SLOTS`](super::function::MAX_SLOTS).
         slot: u32,
-        /// The name.
-        name: String,
+        /// The name, of at most [`MAX_SLOT_NAME`](super::function::MAX_SLOT_NAME) bytes.
+        name: Arc<str>,
     },
     /// The function that this slot was defined as.
     Slot(u32),
     /// None: the value of this reference, which the receiver owns. Answered when it is there.
     Fetch(RRefId),
     /// None: part of a backward pass.
-    Autograd(AutogradCall),
+    Autograd(Box<AutogradCall>),
 }
 
 /// How a payload is written.

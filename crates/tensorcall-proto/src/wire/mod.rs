@@ -17,6 +17,7 @@ pub mod descriptor;
 pub mod dtype;
 pub mod error;
 pub mod frame;
+pub mod function;
 pub mod limits;
 pub mod message;
 pub mod store;

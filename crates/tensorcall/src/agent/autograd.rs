@@ -255,7 +255,7 @@ impl Inner {
             Content::Nothing | Content::Gradient(Gradient::Arrived(..)) => (Encoding::Bytes, Body::default()),
         };
         let request = Request {
-            function: FunctionRef::Autograd(AutogradCall { pass, step }),
+            function: FunctionRef::Autograd(AutogradCall { pass, step }.into()),
             label: LABEL.into(),
             encoding,
             body,

@@ -13,7 +13,7 @@ use super::{Inner, LinkEntry, pool};
 use crate::body::Body;
 use crate::clock::now;
 use crate::error::{Error, Result};
-use crate::future::{Response, RpcFuture, Wakes, promise};
+use crate::future::{Response, RpcFuture, Wakes, promise_in};
 use crate::rref::RRef;
 use crate::transport::{Address, Events, Link, Outbound, Transport};
 
@@ -83,7 +83,7 @@ impl Inner {
         // Before the message exists, so that whatever becomes of it, the forks in it are known of.
         let forks = self.fork_all(&request.body.rrefs, peer.life()).map_err(CallError::Failed)?;
         let fetches = matches!(request.function, FunctionRef::Fetch(_));
-        let (promise, future) = promise();
+        let (promise, future) = promise_in(&self.wake_queue);
         let mut state = peer.state.lock();
         let refusal = if self.is_closed() {
             Some(Error::shutting_down())
@@ -123,7 +123,7 @@ impl Inner {
                 nested,
                 plain: self.config.plain,
                 autograd: request.body.autograd,
-                creates,
+                creates: creates.map(Box::new),
             }),
             body: request.body,
             rrefs: forks,

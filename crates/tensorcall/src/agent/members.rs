@@ -3,8 +3,10 @@
 //! A static group is known from the start and keeps its members, also those that are gone. Into a
 //! dynamic group workers come at run time, and a worker that is gone may come back as another life.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
 
 use tensorcall_proto::ids::{Identity, Incarnation, Life, Rank, WorkerName};
 use tensorcall_proto::in_flight::Window;
@@ -41,8 +43,8 @@ pub(crate) enum Admitted {
 
 #[derive(Debug, Default)]
 struct Table {
-    by_rank: HashMap<Rank, Arc<Peer>>,
-    by_name: HashMap<WorkerName, Rank>,
+    by_rank: FxHashMap<Rank, Arc<Peer>>,
+    by_name: FxHashMap<WorkerName, Rank>,
     /// Lives that others have taken the place of.
     former: HashSet<(Rank, Incarnation)>,
 }

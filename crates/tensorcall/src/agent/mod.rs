@@ -73,6 +73,7 @@ use crate::transport::memory::{Hub, MemoryTransport};
 use crate::transport::proving::Credentials;
 use crate::transport::reactor::Reactor;
 use crate::transport::{Events, Link, LinkId, Outbound, Transport, socket};
+use crate::wakes::WakeQueue;
 
 /// A worker's agent. Cheap to clone; [`Agent::close`] ends it, and so does dropping the last clone.
 #[derive(Clone)]
@@ -142,6 +143,8 @@ pub(crate) struct Inner {
     alarm: Arc<Alarm>,
     /// Outcomes that are being handed to their futures: part of what a wave counts.
     completing: AtomicU64,
+    /// Tasks whose calls are answered.
+    wake_queue: Arc<WakeQueue>,
     /// Only in tests.
     fault_line: Option<FaultLine>,
     /// No more calls are made or taken.
@@ -292,6 +295,7 @@ impl Agent {
             transports: OnceLock::new(),
             alarm: Arc::clone(&alarm),
             completing: AtomicU64::new(0),
+            wake_queue: Arc::default(),
             fault_line,
             closed: AtomicBool::new(false),
         });

@@ -47,8 +47,20 @@ pub trait ThreadHook: Send + Sync {
     }
 }
 
-/// A request to run: called with `None` to run it, or with the reason why it never will.
-pub(crate) type Job = Box<dyn FnOnce(Option<Refusal>) + Send>;
+/// What a request comes to, once.
+pub(crate) trait Run: Send {
+    /// Runs it, or says for which reason it never will be.
+    fn run(self: Box<Self>, refused: Option<Refusal>);
+}
+
+impl<F: FnOnce(Option<Refusal>) + Send> Run for F {
+    fn run(self: Box<Self>, refused: Option<Refusal>) {
+        self(refused);
+    }
+}
+
+/// A request to run.
+pub(crate) type Job = Box<dyn Run>;
 /// Work that takes no place.
 pub(crate) type Task = Box<dyn FnOnce() + Send>;
 
@@ -374,7 +386,7 @@ impl Shared {
             match self.next_work(state, &wake) {
                 Work::Request(job) => {
                     set_has_place(true);
-                    guarded(|| job(None));
+                    guarded(|| job.run(None));
                     if !home.is_here() {
                         return;
                     }
@@ -532,7 +544,7 @@ fn take_requests(state: &mut State) -> Vec<Job> {
 
 fn refuse(jobs: impl IntoIterator<Item = Job>, why: &Refusal) {
     for job in jobs {
-        guarded(|| job(Some(why.clone())));
+        guarded(|| job.run(Some(why.clone())));
     }
 }
 
@@ -632,7 +644,7 @@ mod tests {
         submit(
             pool,
             nested,
-            Box::new(move |refused| {
+            Box::new(move |refused: Option<Refusal>| {
                 let run = refused.is_none();
                 said.send(refused).unwrap();
                 if run {
@@ -649,7 +661,7 @@ mod tests {
         submit(
             pool,
             false,
-            Box::new(move |refused| {
+            Box::new(move |refused: Option<Refusal>| {
                 lend(Some(&WorkerName::parse("worker1").unwrap()), || {
                     said.send(refused).unwrap();
                     let _ = gone.recv_timeout(SOON);

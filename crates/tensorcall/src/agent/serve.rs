@@ -13,7 +13,7 @@ use tensorcall_proto::wire::message::{
 };
 
 use super::burst::Burst;
-use super::pool::{Job, Refusal, ThreadHook};
+use super::pool::{Job, Refusal, Run, ThreadHook};
 use super::{Agent, Inner, LinkEntry};
 use crate::autograd::LocalEngine;
 use crate::body::{Body, Received};
@@ -56,7 +56,7 @@ pub struct InboundCall {
     /// Who calls.
     pub caller: Identity,
     /// Which function; `None` if the payload says so.
-    pub function: Option<String>,
+    pub function: Option<Arc<str>>,
     /// How the payload is encoded.
     pub encoding: Encoding,
     /// The arguments.
@@ -305,12 +305,12 @@ impl std::fmt::Debug for Responder {
 }
 
 impl Pending {
-    /// What answers it, once it was started.
-    pub(super) fn responder(&self, agent: &Weak<Inner>) -> Responder {
-        let creates = if let Task::Create(rref) = self.task { Some(rref) } else { None };
-        let (autograd, plain) = (self.call.body.autograd, self.call.plain);
-        let (agent, link, key) = (agent.clone(), self.link.clone(), self.key);
-        Responder { agent, link, key, creates, autograd, plain, answered: false }
+    /// The call, and what answers it, once it was started.
+    pub(super) fn start(self, agent: Weak<Inner>) -> (InboundCall, Responder) {
+        let Self { key, link, call, task, .. } = self;
+        let creates = if let Task::Create(rref) = task { Some(rref) } else { None };
+        let (autograd, plain) = (call.body.autograd, call.plain);
+        (call, Responder { agent, link, key, creates, autograd, plain, answered: false })
     }
 
     /// Answers without having run it.
@@ -336,15 +336,14 @@ impl Inner {
             let text = "the worker is shutting down".to_owned();
             return refuse(&*link.handle, key, FailureKind::ShuttingDown, text);
         }
-        let step = if let FunctionRef::Autograd(step) = call.function { Some(step) } else { None };
-        let task = call.creates.map_or(Task::Call, |new| Task::Create(new.rref));
-        let (function, task) = match call.function {
-            FunctionRef::InPayload => (None, task),
-            FunctionRef::Name(name) => (Some(name), task),
-            FunctionRef::Fetch(rref) => (None, Task::Fetch(rref)),
-            FunctionRef::Autograd(_) => (None, Task::Call),
+        let task = call.creates.as_ref().map_or(Task::Call, |new| Task::Create(new.rref));
+        let (function, task, step) = match call.function {
+            FunctionRef::InPayload => (None, task, None),
+            FunctionRef::Name(name) => (Some(name), task, None),
+            FunctionRef::Fetch(rref) => (None, Task::Fetch(rref), None),
+            FunctionRef::Autograd(step) => (None, Task::Call, Some(step)),
             FunctionRef::Define { .. } | FunctionRef::Slot(_) => {
-                let text = "function slots are reserved in this version of the wire format".to_owned();
+                let text = "function slots mean something on one connection only".to_owned();
                 return refuse(&*link.handle, key, FailureKind::Protocol, text);
             }
         };
@@ -353,8 +352,8 @@ impl Inner {
             return;
         }
         self.look_for_slow_requests();
-        if let Some(new) = call.creates
-            && !self.create(new, caller, function.as_deref())
+        if let Some(new) = call.creates.as_deref()
+            && !self.create(*new, caller, function.as_deref())
         {
             return self.cancel_request(caller, &*link.handle, call.id);
         }
@@ -369,18 +368,17 @@ impl Inner {
         // In its turn.
         self.finish_burst(burst, None);
         match step {
-            Some(step) => self.start_backward(step, pending),
+            Some(step) => self.start_backward(*step, pending),
             None => self.start_when_ready(pending),
         }
     }
 
     /// Hands over what is part of a backward pass. It needs no thread.
-    fn start_backward(&self, call: AutogradCall, pending: Pending) {
+    fn start_backward(&self, step: AutogradCall, pending: Pending) {
         let started = self.serving.lock().start(pending.key, now());
         if let Start::Run(()) = started {
-            let responder = pending.responder(&self.this);
-            let InboundCall { encoding, body, .. } = pending.call;
-            self.autograd_call(call, encoding, body, responder);
+            let (InboundCall { encoding, body, .. }, responder) = pending.start(self.this.clone());
+            self.autograd_call(step, encoding, body, responder);
         }
     }
 
@@ -397,14 +395,13 @@ impl Inner {
                 self.schedule(check);
             }
         } else {
-            run(&self.this, pending, kept, None);
+            Box::new(Queued { agent: self.this.clone(), pending, kept }).run(None);
         }
     }
 
     /// A request as the pool runs it, and whether it is nested.
     fn job(&self, pending: Pending, kept: Option<Kept>) -> (bool, Job) {
-        let (agent, nested) = (self.this.clone(), pending.nested);
-        (nested, Box::new(move |refused| run(&agent, pending, kept, refused)))
+        (pending.nested, Box::new(Queued { agent: self.this.clone(), pending, kept }))
     }
 
     /// The caller no longer wants an answer.
@@ -473,38 +470,48 @@ impl Inner {
 
 const CANCELLED: &str = "cancelled before it ran";
 
-/// The turn of a request has come, on a pool thread; or it never will, because it was `refused`. An answer
-/// that is packed already may be given on any thread.
-fn run(agent: &Weak<Inner>, pending: Pending, kept: Option<Kept>, refused: Option<Refusal>) {
-    let Some(inner) = agent.upgrade() else { return };
-    let start = inner.serving.lock().start(pending.key, now());
-    match start {
-        Start::Gone => {
-            inner.never_created(pending.task, FailureKind::Cancelled, CANCELLED);
-            inner.bury(kept);
-            inner.became_idle();
-        }
-        Start::Expired(()) => {
-            inner.bury(kept);
-            inner.expire_request(&pending);
-        }
-        Start::Run(()) => {
-            let responder = pending.responder(agent);
-            let call = pending.call;
-            if let Some(Refusal { kind, text }) = refused {
+/// A request that waits for its turn at the pool.
+struct Queued {
+    agent: Weak<Inner>,
+    pending: Pending,
+    /// What a fetch is answered with.
+    kept: Option<Kept>,
+}
+
+impl Run for Queued {
+    /// The turn has come, on a pool thread; or it never will, because it was `refused`. An answer that is packed
+    /// already may be given on any thread.
+    fn run(self: Box<Self>, refused: Option<Refusal>) {
+        let Some(inner) = self.agent.upgrade() else { return };
+        let start = inner.serving.lock().start(self.pending.key, now());
+        let Self { agent, pending, kept } = *self;
+        match start {
+            Start::Gone => {
+                inner.never_created(pending.task, FailureKind::Cancelled, CANCELLED);
                 inner.bury(kept);
-                return responder.failed(kind, text);
+                inner.became_idle();
             }
-            let handler = Arc::clone(&inner.handler);
-            drop(inner);
-            match kept {
-                None => handler.handle(call, responder),
-                Some(Kept::Value(value)) => handler.fetch(value, call, responder),
-                Some(Kept::Packed(packed)) if packed.is_foreign_to(&call) => {
-                    handler.fetch_packed(&packed, call, responder);
+            Start::Expired(()) => {
+                inner.bury(kept);
+                inner.expire_request(&pending);
+            }
+            Start::Run(()) => {
+                if let Some(Refusal { kind, text }) = refused {
+                    inner.bury(kept);
+                    return pending.start(agent).1.failed(kind, text);
                 }
-                Some(Kept::Packed(packed)) => packed.send(responder),
-                Some(Kept::Failed { kind, text }) => responder.failed(kind, text.to_string()),
+                let handler = Arc::clone(&inner.handler);
+                drop(inner);
+                let (call, responder) = pending.start(agent);
+                match kept {
+                    None => handler.handle(call, responder),
+                    Some(Kept::Value(value)) => handler.fetch(value, call, responder),
+                    Some(Kept::Packed(packed)) if packed.is_foreign_to(&call) => {
+                        handler.fetch_packed(&packed, call, responder);
+                    }
+                    Some(Kept::Packed(packed)) => packed.send(responder),
+                    Some(Kept::Failed { kind, text }) => responder.failed(kind, text.to_string()),
+                }
             }
         }
     }

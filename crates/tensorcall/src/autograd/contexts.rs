@@ -308,7 +308,7 @@ fn release_request(id: u64) -> Request {
     writer.int(id.cast_signed());
     writer.map(0);
     Request {
-        function: FunctionRef::Name(RELEASE.to_owned()),
+        function: FunctionRef::Name(RELEASE.into()),
         label: RELEASE.into(),
         encoding: Encoding::Value,
         body: Body::of(payload),
@@ -392,7 +392,7 @@ mod tests {
         let outgoing = contexts.request(to, Vec::new()).unwrap();
         let mark = outgoing.as_ref().map(Outgoing::mark);
         let mut request = release_request(0);
-        request.function = FunctionRef::Name("anything".to_owned());
+        request.function = FunctionRef::Name("anything".into());
         request.body.autograd = mark;
         let future = agent.call(to, request).unwrap();
         assert!(future.wait_until(Some(now() + Duration::from_secs(20))));

@@ -340,9 +340,10 @@ impl Agent {
             None => None,
         };
         body.autograd = outgoing.as_ref().map(Outgoing::mark);
+        let label: Arc<str> = function.into();
         let request = Request {
-            function: FunctionRef::Name(function.to_owned()),
-            label: function.into(),
+            function: FunctionRef::Name(Arc::clone(&label)),
+            label,
             encoding: Encoding::Value,
             body,
             timeout: self.shared.timeout,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tensorcall_proto::wire::message::{Encoding, FailureKind};
 use tensorcall_proto::wire::value::Exception;
 
-use super::agent::Shared;
+use super::agent::{Agent, Shared};
 use super::function::{Failure, Outcome, Returned};
 use super::message;
 use super::value::Value;
@@ -30,16 +30,21 @@ pub(super) enum Object {
 pub(super) struct Answer {
     responder: Responder,
     shared: Arc<Shared>,
-    function: String,
+    function: Arc<str>,
 }
 
 impl Answer {
-    pub(super) fn new(responder: Responder, shared: Arc<Shared>, function: String) -> Self {
+    pub(super) fn new(responder: Responder, shared: Arc<Shared>, function: Arc<str>) -> Self {
         Self { responder, shared, function }
     }
 
     pub(super) fn responder(&self) -> &Responder {
         &self.responder
+    }
+
+    /// The agent that was called, if somebody has a handle of it still.
+    pub(super) fn agent(&self) -> Option<Agent> {
+        Some(Agent::new(self.responder.agent()?, Arc::clone(&self.shared)))
     }
 
     pub(super) fn give(self, outcome: Outcome) {

@@ -5,7 +5,10 @@ use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
 
+use tensorcall_proto::ids::Identity;
+
 use super::agent::Agent;
+use super::answer::Answer;
 use super::context::Caller;
 use super::convert::{FromValue, IntoValue};
 use super::states::States;
@@ -82,14 +85,16 @@ pub enum Running {
     Later(Pin<Box<dyn Future<Output = Outcome> + Send>>),
 }
 
+pub(super) const GONE: &str = "its agent is gone";
+
 /// A call as its function sees it.
 #[doc(hidden)]
 pub struct Incoming<'a> {
     pub(super) arguments: std::vec::IntoIter<Value>,
     pub(super) taken: usize,
     pub(super) states: &'a States,
-    pub(super) agent: &'a Agent,
-    pub(super) caller: &'a Caller,
+    pub(super) caller: &'a Identity,
+    pub(super) answer: &'a Answer,
 }
 
 /// Something that a function needs.
@@ -148,7 +153,7 @@ impl Argument for Agent {
     }
 
     fn take(call: &mut Incoming<'_>) -> Result<Self, Failure> {
-        Ok(call.agent.clone())
+        call.answer.agent().ok_or_else(|| Failure::Usage(GONE.to_owned()))
     }
 }
 
@@ -158,7 +163,7 @@ impl Argument for Caller {
     }
 
     fn take(call: &mut Incoming<'_>) -> Result<Self, Failure> {
-        Ok(call.caller.clone())
+        Ok(Caller::new(call.caller.clone(), call.answer.responder().watch()))
     }
 }
 

@@ -7,10 +7,9 @@ use std::time::Duration;
 
 use tensorcall_proto::wire::message::FailureKind;
 
-use super::agent::{Agent, Shared};
+use super::agent::Shared;
 use super::answer::{Answer, Object};
-use super::context::Caller;
-use super::function::{Failure, Incoming, Running};
+use super::function::{Failure, GONE, Incoming, Running};
 use super::message;
 use super::states::{Functions, Registered, States};
 use super::task::Task;
@@ -20,6 +19,9 @@ use crate::autograd::{Entered, LocalEngine, RELEASE, Within};
 
 /// A burst of short calls is best run by one thread; functions that take longer than this run side by side.
 const PATIENCE: Duration = Duration::from_micros(50);
+
+/// How the names of functions begin that workers call of themselves.
+const OURS: &str = "tensorcall.";
 
 /// See the module.
 pub(super) struct NativeHandler {
@@ -32,14 +34,17 @@ pub(super) struct NativeHandler {
 impl NativeHandler {
     fn run(&self, function: &Registered, call: InboundCall, responder: Responder) {
         let name = call.function.unwrap_or_default();
-        let caller = Caller::new(call.caller, responder.watch());
-        let (agent, mark) = (responder.agent(), responder.autograd());
+        let (caller, mark) = (call.caller, responder.autograd());
         let answer = Answer::new(responder, Arc::clone(&self.shared), name);
-        let Some(agent) = agent else { return answer.refuse("its agent is gone") };
-        let agent = Agent::new(agent, Arc::clone(&self.shared));
         // The context is the function's, and that of the calls which it makes.
-        let tape =
-            self.shared.contexts.as_ref().zip(mark).map(|(contexts, mark)| contexts.enter(mark.context));
+        let tape = match self.shared.contexts.as_ref().zip(mark) {
+            Some((contexts, mark)) => {
+                let Some(agent) = answer.responder().agent() else { return answer.refuse(GONE) };
+                contexts.join(&agent);
+                Some(contexts.enter(mark.context))
+            }
+            None => None,
+        };
         let arguments = match message::unpack_arguments(call.encoding, call.body, &self.shared) {
             Ok(arguments) => arguments,
             Err(error) => return answer.refuse(&error.to_string()),
@@ -49,7 +54,7 @@ impl NativeHandler {
         }
         let states = &self.states;
         let arguments = arguments.into_iter();
-        let incoming = Incoming { arguments, taken: 0, states, agent: &agent, caller: &caller };
+        let incoming = Incoming { arguments, taken: 0, states, caller: &caller, answer: &answer };
         let _inside = tape.clone().map(|tape| Entered::new(Some(tape)));
         match catch_unwind(AssertUnwindSafe(|| function.run(incoming))) {
             Ok(Running::Done(outcome)) => answer.give(outcome),
@@ -63,12 +68,33 @@ impl NativeHandler {
 }
 
 impl NativeHandler {
+    fn handle_theirs(&self, call: InboundCall, responder: Responder) {
+        let Some(name) = call.function.as_deref() else {
+            let text = "this worker runs no Python: it takes functions by the names that they are registered \
+                        with, and plain data";
+            return responder.failed(FailureKind::Usage, text.to_owned());
+        };
+        match self.functions.get(name) {
+            Some(function) => NativeHandler::run(self, function, call, responder),
+            None => responder.failed(FailureKind::Usage, self.functions.missing(name)),
+        }
+    }
+
+    /// A call whose name is one of those that workers call of themselves, or looks like it.
+    fn handle_ours(&self, call: InboundCall, responder: Responder) {
+        let Some((call, responder)) = self.shared.gatherings.handle(call, responder) else { return };
+        let Some((call, responder)) = self.shared.roster.handle(call, responder) else { return };
+        if let Some((call, responder)) = self.release(call, responder) {
+            self.handle_theirs(call, responder);
+        }
+    }
+
     /// Ends an autograd context whose sender has ended it, if the call is about that.
     fn release(&self, call: InboundCall, responder: Responder) -> Option<(InboundCall, Responder)> {
         if call.function.as_deref() != Some(RELEASE) {
             return Some((call, responder));
         }
-        let answer = Answer::new(responder, Arc::clone(&self.shared), RELEASE.to_owned());
+        let answer = Answer::new(responder, Arc::clone(&self.shared), RELEASE.into());
         let arguments = message::unpack_arguments(call.encoding, call.body, &self.shared);
         match arguments.as_deref() {
             Ok([Value::Int(id)]) => {
@@ -96,17 +122,10 @@ impl ThreadHook for NativeHandler {
 
 impl Handler for NativeHandler {
     fn handle(&self, call: InboundCall, responder: Responder) {
-        let Some((call, responder)) = self.shared.gatherings.handle(call, responder) else { return };
-        let Some((call, responder)) = self.shared.roster.handle(call, responder) else { return };
-        let Some((call, responder)) = self.release(call, responder) else { return };
-        let Some(name) = call.function.as_deref() else {
-            let text = "this worker runs no Python: it takes functions by the names that they are registered \
-                        with, and plain data";
-            return responder.failed(FailureKind::Usage, text.to_owned());
-        };
-        match self.functions.get(name) {
-            Some(function) => NativeHandler::run(self, function, call, responder),
-            None => responder.failed(FailureKind::Usage, self.functions.missing(name)),
+        if call.function.as_deref().is_some_and(|name| name.starts_with(OURS)) {
+            self.handle_ours(call, responder);
+        } else {
+            self.handle_theirs(call, responder);
         }
     }
 
@@ -115,7 +134,7 @@ impl Handler for NativeHandler {
     }
 
     fn fetch(&self, value: Arc<dyn Any + Send + Sync>, _: InboundCall, responder: Responder) {
-        let answer = Answer::new(responder, Arc::clone(&self.shared), "fetch".to_owned());
+        let answer = Answer::new(responder, Arc::clone(&self.shared), "fetch".into());
         match value.downcast_ref::<Object>() {
             Some(Object::Value(value)) => answer.send(value),
             Some(Object::Kept { type_name, .. }) => {

@@ -155,18 +155,19 @@ pub(crate) fn unpack_arguments(
     body: Received,
     shared: &Arc<Shared>,
 ) -> Result<Vec<Value>, ConversionError> {
-    match unpack(encoding, body, shared)? {
-        Value::Tuple(mut parts) if parts.len() == 2 => match (parts.pop(), parts.pop()) {
-            (Some(Value::Map(keywords)), Some(Value::Tuple(arguments))) if keywords.is_empty() => {
-                Ok(arguments)
-            }
-            (Some(Value::Map(_)), Some(Value::Tuple(_))) => {
+    unpack_with(encoding, body, shared, |unpacker| {
+        let no_arguments = || ConversionError::new("the payload is not arguments");
+        let Event::Tuple(2) = unpacker.next()? else { return Err(no_arguments()) };
+        let Event::Tuple(count) = unpacker.next()? else { return Err(no_arguments()) };
+        let arguments = unpacker.values(count)?;
+        match unpacker.next()? {
+            Event::Map(0) => Ok(arguments),
+            Event::Map(_) => {
                 Err(ConversionError::new("functions of native workers have no keyword arguments"))
             }
-            _ => Err(ConversionError::new("the payload is not arguments")),
-        },
-        _ => Err(ConversionError::new("the payload is not arguments")),
-    }
+            _ => Err(no_arguments()),
+        }
+    })
 }
 
 /// The value that a message brought.
@@ -175,20 +176,33 @@ pub(crate) fn unpack(
     body: Received,
     shared: &Arc<Shared>,
 ) -> Result<Value, ConversionError> {
+    #[expect(
+        clippy::redundant_closure_for_method_calls,
+        reason = "the method is of one lifetime, not of all"
+    )]
+    unpack_with(encoding, body, shared, |unpacker| unpacker.value())
+}
+
+fn unpack_with<T>(
+    encoding: Encoding,
+    body: Received,
+    shared: &Arc<Shared>,
+    read: impl FnOnce(&mut Unpacker<'_>) -> Result<T, ConversionError>,
+) -> Result<T, ConversionError> {
     if encoding != Encoding::Value {
         return Err(ConversionError::new("it is pickled, which only Python reads"));
     }
     let Received { payload, tensors, buffers, rrefs, autograd } = body;
     let slots = shared.slots(autograd, &tensors);
-    let payload = Arc::new(payload);
+    let payload = Payload::of(payload);
     let buffers = buffers.into_iter().map(Bytes::from_buffer).collect();
     let count = |len: usize| u32::try_from(len).unwrap_or(u32::MAX);
-    let reader = ValueReader::new((*payload).as_ref(), &shared.limits)
+    let reader = ValueReader::new(payload.bytes(), &shared.limits)
         .with_tensors(count(tensors.len()))
         .with_rrefs(count(rrefs.len()));
     let parts = Parts { payload: &payload, tensors, slots, buffers, rrefs, shared };
     let mut unpacker = Unpacker { reader, parts };
-    let value = unpacker.value()?;
+    let value = read(&mut unpacker)?;
     unpacker.reader.finish().map_err(|error| malformed(&error))?;
     Ok(value)
 }
@@ -203,13 +217,33 @@ pub(crate) fn unpack_exception(encoding: Encoding, body: &Received) -> Option<Ex
     Some(Exception { classes: classes.to_owned(), message: message.to_owned(), origin: origin.to_owned() })
 }
 
+/// What a payload lies in.
+enum Payload {
+    /// No part of it is worth keeping it for.
+    Small(Buffer),
+    Large(Arc<Buffer>),
+}
+
+impl Payload {
+    fn of(buffer: Buffer) -> Self {
+        if buffer.len() < SHARED_FROM { Self::Small(buffer) } else { Self::Large(Arc::new(buffer)) }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Small(buffer) => buffer.as_ref(),
+            Self::Large(buffer) => (**buffer).as_ref(),
+        }
+    }
+}
+
 struct Unpacker<'a> {
     reader: ValueReader<'a>,
     parts: Parts<'a>,
 }
 
 struct Parts<'a> {
-    payload: &'a Arc<Buffer>,
+    payload: &'a Payload,
     tensors: Vec<TensorDesc>,
     /// Of those that are in a graph, by their place in the table.
     slots: HashMap<u32, Arc<Slot>>,
@@ -218,11 +252,11 @@ struct Parts<'a> {
     shared: &'a Arc<Shared>,
 }
 
-impl Unpacker<'_> {
+impl<'a> Unpacker<'a> {
     /// Reads one value. Recurses as deep as the reader lets containers nest, and reserves by announced
     /// lengths, whose sum the reader bounds by the input (NET-2).
     fn value(&mut self) -> Result<Value, ConversionError> {
-        Ok(match self.reader.next().map_err(|error| malformed(&error))? {
+        Ok(match self.next()? {
             Event::Nil => Value::Nil,
             Event::Bool(truth) => Value::Bool(truth),
             Event::Int(number) => Value::Int(number),
@@ -242,6 +276,10 @@ impl Unpacker<'_> {
                 return Err(ConversionError::new("a part is pickled, which only Python reads"));
             }
         })
+    }
+
+    fn next(&mut self) -> Result<Event<'a>, ConversionError> {
+        self.reader.next().map_err(|error| malformed(&error))
     }
 
     fn values(&mut self, len: usize) -> Result<Vec<Value>, ConversionError> {
@@ -265,12 +303,13 @@ impl Unpacker<'_> {
 impl Parts<'_> {
     /// Bytes stay where they are if they are most of what came; keeping a few does not keep all.
     fn bytes(&self, bytes: &[u8]) -> Bytes {
-        let all = (**self.payload).as_ref();
+        let all = self.payload.bytes();
+        let Payload::Large(payload) = self.payload else { return Bytes::from(bytes.to_vec()) };
         if bytes.len() < SHARED_FROM || bytes.len() < all.len() / 2 {
             return Bytes::from(bytes.to_vec());
         }
         let start = bytes.as_ptr().addr() - all.as_ptr().addr();
-        Bytes::from_shared(self.payload).slice(start..start + bytes.len())
+        Bytes::from_shared(payload).slice(start..start + bytes.len())
     }
 
     fn tensor(&self, index: u32) -> Result<Tensor, ConversionError> {

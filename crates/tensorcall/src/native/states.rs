@@ -5,6 +5,8 @@ use std::collections::HashMap;
 use std::fmt;
 use std::marker::PhantomData;
 
+use rustc_hash::FxHashMap;
+
 use super::function::{Function, Incoming, Need, Running};
 use crate::error::{Error, Result};
 
@@ -30,7 +32,7 @@ impl fmt::Debug for States {
 
 /// Functions by name.
 #[derive(Default)]
-pub(crate) struct Functions(HashMap<String, Registered>);
+pub(crate) struct Functions(FxHashMap<String, Registered>);
 
 /// A function, whatever its type.
 pub(crate) struct Registered {

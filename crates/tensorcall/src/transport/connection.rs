@@ -85,7 +85,7 @@ impl Out {
     }
 
     fn push_blocks(&mut self, message: BlockMessage) {
-        self.outbox.push(&Descriptor::plain(Message::Blocks(message)), &[], Vec::new(), None);
+        self.outbox.push(Descriptor::plain(Message::Blocks(message)), &[], Vec::new(), None);
     }
 }
 
@@ -243,7 +243,7 @@ impl Connection {
             out.push_blocks(message);
         }
         let (descriptor, inline, body) = message;
-        out.outbox.push(&descriptor, &inline, body, id);
+        out.outbox.push(descriptor, &inline, body, id);
         !out.blocked && out.socket.is_some()
     }
 

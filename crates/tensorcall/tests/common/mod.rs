@@ -202,7 +202,7 @@ pub(crate) fn threads(count: usize) -> NonZeroUsize {
 
 pub(crate) fn request(function: &str, payload: &[u8], timeout: Option<Duration>) -> Request {
     Request {
-        function: FunctionRef::Name(function.to_owned()),
+        function: FunctionRef::Name(function.into()),
         label: function.into(),
         encoding: Encoding::Bytes,
         body: Body::of(payload.to_vec()),

@@ -217,7 +217,7 @@ pub(crate) fn announced(descriptor: &Descriptor, body_len: u64) -> Vec<u8> {
 pub(crate) fn plain_call(id: u64, function: &str) -> Message {
     Message::Call(Call {
         id: MessageId::new(id),
-        function: FunctionRef::Name(function.to_owned()),
+        function: FunctionRef::Name(function.into()),
         encoding: Encoding::Bytes,
         timeout_us: None,
         nested: false,

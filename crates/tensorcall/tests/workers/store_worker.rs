@@ -191,7 +191,7 @@ impl Life {
             self.member.roster().rank_of(to).ok_or_else(|| Error::new(KIND, "nobody has that name"))?;
         let payload = Value::Tuple(vec![Value::Tuple(arguments), Value::Map(Vec::new())]);
         let request = Request {
-            function: FunctionRef::Name(function.to_owned()),
+            function: FunctionRef::Name(function.into()),
             label: function.into(),
             encoding: Encoding::Value,
             body: Body::of(payload.encode(&Limits::default()).unwrap()),

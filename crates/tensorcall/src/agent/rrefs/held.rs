@@ -31,7 +31,7 @@ impl Inner {
             Turn::Starts(pending, kept) => self.start(pending, kept),
             Turn::Fails(pending, error) => {
                 let error = Error::new(ErrorKind::RRef, self.describe(error));
-                self.fail_held(&pending, &error);
+                self.fail_held(pending, &error);
             }
             Turn::Held(deadline) => {
                 if let Some(deadline) = deadline {
@@ -42,17 +42,17 @@ impl Inner {
     }
 
     /// What a request waited for will never be.
-    pub(super) fn fail_held(&self, pending: &Pending, error: &Error) {
+    pub(super) fn fail_held(&self, pending: Pending, error: &Error) {
         let start = self.serving.lock().start(pending.key, now());
         match start {
             Start::Gone => self.never_created(pending.task, FailureKind::Cancelled, "cancelled"),
-            Start::Expired(()) => self.expire_request(pending),
+            Start::Expired(()) => self.expire_request(&pending),
             Start::Run(()) => {
                 let text = match pending.task {
                     Task::Fetch(rref) => format!("there is no value for {rref}: {error}"),
                     Task::Call | Task::Create(_) => format!("an RRef in the arguments is of no use: {error}"),
                 };
-                pending.responder(&self.this).failed(FailureKind::Internal, text);
+                pending.start(self.this.clone()).1.failed(FailureKind::Internal, text);
             }
         }
     }
@@ -80,7 +80,7 @@ impl Inner {
                 Start::Expired(()) => self.expire_request(&pending),
                 Start::Run(()) => {
                     let text = "its deadline passed before it ran".to_owned();
-                    pending.responder(&self.this).failed(FailureKind::Expired, text);
+                    pending.start(self.this.clone()).1.failed(FailureKind::Expired, text);
                 }
             }
         }

@@ -164,7 +164,7 @@ impl Inner {
                 Act::Start(pending, kept) => self.start(pending, kept),
                 Act::Fail(pending, error) => {
                     let error = Error::new(ErrorKind::RRef, self.describe(error));
-                    self.fail_held(&pending, &error);
+                    self.fail_held(pending, &error);
                 }
                 Act::Tell(promise) => {
                     promise.complete_empty();
