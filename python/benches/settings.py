@@ -61,9 +61,14 @@ def size_of(name: str) -> int:
     return int(name[:-1]) * {"K": KIB, "M": MIB}[name[-1]]
 
 
+CORES = "BENCH_CORES"
+
+
 def place(placement: str, role: str) -> None:
     """Binds this process, and all that it starts, to its core."""
-    cores = sorted(os.sched_getaffinity(0))
+    # Those of whoever started first: a process inherits the core that its parent was bound to.
+    given = os.environ.setdefault(CORES, ",".join(map(str, sorted(os.sched_getaffinity(0)))))
+    cores = [int(core) for core in given.split(",")]
     if placement == "same":
         os.sched_setaffinity(0, cores[:1])
     elif placement == "split" and len(cores) > 1:
