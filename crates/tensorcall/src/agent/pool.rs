@@ -115,7 +115,7 @@ struct State {
     /// What wakes each idle thread that has not been told to look for work. The last one that fell idle
     /// is woken first: what it needs is still in the caches, and those that are not needed can end.
     idle: Vec<Arc<Seat>>,
-    /// One of them looks busily. It is the last, and no other does.
+    /// One of them looks busily, and no other does. It is the last, so that it is told first.
     looking: bool,
     /// Idle threads that were told to look for work and have not yet.
     signaled: usize,
