@@ -12,6 +12,9 @@ use crate::agent::Faults;
 use crate::error::{Error, Result};
 use crate::transport::host::{Listening, Wishes};
 
+/// Longest time of busy polling.
+const LONGEST_POLL: Duration = Duration::from_secs(1);
+
 /// How an agent behaves. [`AgentConfig::new`] gives the defaults named here.
 #[derive(Debug, Clone)]
 pub struct AgentConfig {
@@ -46,6 +49,10 @@ pub struct AgentConfig {
     pub max_shared_memory: usize,
     /// Shared memory that was not needed for this long is given up. Default 10 s.
     pub shared_memory_idle: Duration,
+    /// For workers with processors to spare: how long a thread that waits for an answer, the I/O thread after a
+    /// message, and a thread of the pool after a function, go on looking for what comes next before they sleep.
+    /// At most 1 s. Default zero: only short looks that adapt.
+    pub busy_poll: Duration,
     /// Host of the rendezvous: the agent listens on the address that routes to it, or, if this very host
     /// has its name for a loopback address, on the one that leads out. `None` means loopback.
     pub rendezvous_host: Option<String>,
@@ -86,6 +93,7 @@ impl AgentConfig {
             max_idle_memory: 512 << 20,
             max_shared_memory: 512 << 20,
             shared_memory_idle: Duration::from_secs(10),
+            busy_poll: Duration::ZERO,
             rendezvous_host: None,
             listen_address: None,
             listen_interface: None,
@@ -100,18 +108,26 @@ impl AgentConfig {
     /// Lets the environment change what it names: `TENSORCALL_MAX_THREADS`,
     /// `TENSORCALL_MAX_OUTSTANDING_CALLS`, `TENSORCALL_MAX_OUTSTANDING_BYTES`,
     /// `TENSORCALL_SILENCE_LIMIT` (seconds), `TENSORCALL_MAX_IDLE_MEMORY` and `TENSORCALL_MAX_SHARED_MEMORY`
-    /// (bytes), `TENSORCALL_TCP_ONLY` (1),
+    /// (bytes), `TENSORCALL_BUSY_POLL` (microseconds), `TENSORCALL_TCP_ONLY` (1),
     /// `TENSORCALL_ADDR` and `TENSORCALL_IFACE`, or else `TP_SOCKET_IFNAME`, which programs for PyTorch set.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Usage`](crate::ErrorKind::Usage) if a value is not a number.
+    /// [`ErrorKind::Usage`](crate::ErrorKind::Usage) if a value is not a number, or too large.
     pub fn with_environment(mut self) -> Result<Self> {
         set(&mut self.max_threads, "TENSORCALL_MAX_THREADS")?;
         set(&mut self.max_outstanding_calls, "TENSORCALL_MAX_OUTSTANDING_CALLS")?;
         set(&mut self.max_outstanding_bytes, "TENSORCALL_MAX_OUTSTANDING_BYTES")?;
         set(&mut self.max_idle_memory, "TENSORCALL_MAX_IDLE_MEMORY")?;
         set(&mut self.max_shared_memory, "TENSORCALL_MAX_SHARED_MEMORY")?;
+        let mut busy = self.busy_poll.as_micros();
+        set(&mut busy, "TENSORCALL_BUSY_POLL")?;
+        self.busy_poll = busy_poll(busy).ok_or_else(|| {
+            Error::usage(format!(
+                "environment variable TENSORCALL_BUSY_POLL must be at most {} microseconds, but is {busy}",
+                LONGEST_POLL.as_micros()
+            ))
+        })?;
         let mut silence = self.silence_limit.as_secs_f64();
         set(&mut silence, "TENSORCALL_SILENCE_LIMIT")?;
         self.silence_limit = Duration::try_from_secs_f64(silence).map_err(|_| {
@@ -128,6 +144,15 @@ impl AgentConfig {
         let interface = variable("TENSORCALL_IFACE").or_else(|| variable("TP_SOCKET_IFNAME"));
         self.listen_interface = interface.or(self.listen_interface);
         Ok(self)
+    }
+
+    /// Whether an agent can be like this.
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.busy_poll > LONGEST_POLL {
+            let text = format!("busy_poll must be at most {LONGEST_POLL:?}, but is {:?}", self.busy_poll);
+            return Err(Error::usage(text));
+        }
+        Ok(())
     }
 
     /// Where an agent with this configuration listens, and why there.
@@ -161,6 +186,12 @@ pub(crate) fn given_secret() -> Result<Option<Vec<u8>>> {
         return Err(Error::usage(format!("the secret file {path} is empty")));
     }
     Ok(Some(secret.to_vec()))
+}
+
+/// A time of busy polling, unless it is too long.
+fn busy_poll(micros: u128) -> Option<Duration> {
+    let time = Duration::from_micros(u64::try_from(micros).ok()?);
+    (time <= LONGEST_POLL).then_some(time)
 }
 
 fn set<T: FromStr>(target: &mut T, name: &str) -> Result<()> {

@@ -8,9 +8,9 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::sync::{Condvar, Mutex, MutexGuard};
 use tensorcall_proto::ids::MessageId;
@@ -20,7 +20,7 @@ use crate::body::Received;
 use crate::clock::now;
 use crate::error::{Error, Result};
 use crate::fork::Home;
-use crate::spin::Spin;
+use crate::spin::{self, Spin};
 use crate::wakes::{WakeQueue, Wakers};
 
 /// What a function on another worker came to.
@@ -52,6 +52,8 @@ struct Core {
     soon: AtomicBool,
     /// Where other tasks of the agent may wait to be woken.
     wake_queue: Option<Arc<WakeQueue>>,
+    /// Microseconds that are left to look for it busily, of all waits together.
+    busy: AtomicU32,
 }
 
 enum State {
@@ -106,6 +108,7 @@ fn make(wake_queue: Option<Arc<WakeQueue>>) -> (Promise, RpcFuture) {
         home: Home::here(),
         soon: AtomicBool::new(false),
         wake_queue,
+        busy: AtomicU32::new(0),
     });
     (Promise(Arc::clone(&core)), RpcFuture(core))
 }
@@ -189,6 +192,11 @@ impl RpcFuture {
         self.0.soon.store(alone, Ordering::Relaxed);
     }
 
+    /// Lets whoever waits look busily for so long before it sleeps.
+    pub(crate) fn look_for(&self, time: Duration) {
+        self.0.busy.store(u32::try_from(time.as_micros()).unwrap_or(u32::MAX), Ordering::Relaxed);
+    }
+
     /// Whether the outcome is there. In a forked child of the process where this future is to complete the
     /// outcome is an error, unless another one came before the fork.
     pub fn is_done(&self) -> bool {
@@ -197,10 +205,23 @@ impl RpcFuture {
 
     /// Waits until the outcome is there or `limit` has come; tells which. `None` waits for ever.
     pub fn wait_until(&self, limit: Option<Instant>) -> bool {
+        if self.0.busy.load(Ordering::Relaxed) > 0 && self.poll_until(limit) {
+            return true;
+        }
         if !self.0.soon.load(Ordering::Relaxed) {
             return self.sleep_until(limit);
         }
         look_or(limit, || self.is_done(), || self.sleep_until(limit))
+    }
+
+    /// Looks busily, if nobody else does, as long as that is wanted; tells whether the outcome is there.
+    fn poll_until(&self, limit: Option<Instant>) -> bool {
+        let left = Duration::from_micros(self.0.busy.swap(0, Ordering::Relaxed).into());
+        let start = now();
+        let end = limit.map_or(start + left, |limit| limit.min(start + left));
+        let there = spin::poll(end, |_| self.is_done());
+        self.look_for(left.saturating_sub(start.elapsed()));
+        there
     }
 
     fn sleep_until(&self, limit: Option<Instant>) -> bool {

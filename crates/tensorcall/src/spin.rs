@@ -19,6 +19,27 @@ const STAND_BACK: u32 = 128;
 /// After this many looks in vain, in powers of two, the next ones are left out.
 const LONGEST_REST: u32 = 8;
 
+/// Looks of a busy poll in a row, after which others may have the processor.
+const ROW: u32 = 8;
+
+/// Looks on and on until `there`, which is told the time, says yes or `until` has come; tells which. For those
+/// who were told that there are processors to spare.
+pub(crate) fn poll(until: Instant, mut there: impl FnMut(Instant) -> bool) -> bool {
+    loop {
+        for _ in 0..ROW {
+            let time = now();
+            if there(time) {
+                return true;
+            }
+            if time >= until {
+                return false;
+            }
+            std::hint::spin_loop();
+        }
+        std::thread::yield_now();
+    }
+}
+
 /// Remembers whether looking has been worth it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Spin {
@@ -73,6 +94,25 @@ impl Spin {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_busy_poll_ends_when_it_finds_something_or_its_time_is_over() {
+        let start = now();
+        let mut looks = 0;
+        let third = |_| {
+            looks += 1;
+            looks == 3
+        };
+
+        assert!(poll(start + Duration::from_mins(1), third));
+        assert_eq!(looks, 3);
+
+        let end = now() + Duration::from_micros(200);
+        assert!(!poll(end, |_| false));
+        assert!(now() >= end);
+        // What is there counts also when no time is left.
+        assert!(poll(start, |_| true));
+    }
 
     #[test]
     fn a_look_that_finds_something_ends_at_once_and_is_repeated() {

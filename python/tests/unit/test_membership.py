@@ -178,6 +178,24 @@ def test_a_restart_by_torchrun_does_not_meet_the_keys_of_the_first_run(monkeypat
     assert len(jobs) == 2
 
 
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ("a while", 'must be a number, but is "a while"'),
+        ("-1", 'must be a number, but is "-1"'),
+        ("0.5", 'must be a number, but is "0.5"'),
+        ("1000001", "must be at most 1000000 microseconds, but is 1000001"),
+    ],
+)
+def test_a_busy_poll_that_is_none_is_refused(monkeypatch, value, why):
+    monkeypatch.setenv("TENSORCALL_BUSY_POLL", value)
+
+    with pytest.raises((RuntimeError, ValueError)) as raised:
+        _tensorcall.Agent("w", 0, job="j", secret=b"s", num_worker_threads=1, host=None, handler=object())
+
+    assert str(raised.value) == f"environment variable TENSORCALL_BUSY_POLL {why}"
+
+
 def test_workers_listen_where_the_others_meet(monkeypatch):
     """LOG row 39."""
     for name in ("TENSORCALL_ADDR", "TENSORCALL_IFACE", "TP_SOCKET_IFNAME"):

@@ -112,6 +112,7 @@ impl Inner {
         let creates = request.creates.as_ref().map(|rref| self.begin_creation(rref));
         // The call that makes the value does not come between a fetch and its answer.
         future.is_of(id, state.calls.len() <= 1 + usize::from(fetches));
+        future.look_for(self.config.busy_poll);
         let keep_alive = *state.keep_alive_at.get_or_insert(start + self.config.keepalive);
         let _handles = std::mem::take(&mut request.body.rrefs);
         let message = Outbound {

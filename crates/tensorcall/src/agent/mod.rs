@@ -263,11 +263,13 @@ impl Agent {
         listeners: Vec<socket::ListenSocket>,
         group: Option<Arc<dyn ProcessGroup>>,
     ) -> Result<Self> {
+        config.check()?;
         let me = Identity { name: config.name.clone(), rank: config.rank, incarnation };
         let buffers = BufferPool::new(config.max_idle_memory);
         let pool = Pool::new(PoolConfig {
             places: config.num_worker_threads.get(),
             max_threads: config.max_threads.max(1),
+            busy_poll: config.busy_poll,
             hook: Arc::clone(&handler) as Arc<dyn ThreadHook>,
         });
         let credentials =
@@ -309,7 +311,8 @@ impl Agent {
                 max_bytes: inner.config.max_shared_memory as u64,
                 idle: inner.config.shared_memory_idle,
             };
-            Reactor::start(events.clone(), alarm, credentials, listeners, limits, terms, buffers)?
+            let busy_poll = inner.config.busy_poll;
+            Reactor::start(events.clone(), alarm, credentials, listeners, limits, terms, buffers, busy_poll)?
         };
         let group =
             group.map(|group| GroupTransport::start(group, events, credentials, window, limits, buffers));

@@ -17,7 +17,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use tensorcall_proto::ids::WorkerName;
@@ -26,6 +26,7 @@ use tensorcall_proto::wire::message::FailureKind;
 use super::held::Held;
 use crate::clock::now;
 use crate::fork::Home;
+use crate::spin;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::transport::{Link, Outbound};
 
@@ -81,6 +82,8 @@ impl Refusal {
 pub(crate) struct PoolConfig {
     pub(crate) places: usize,
     pub(crate) max_threads: usize,
+    /// How long one thread goes on looking for work after it had some.
+    pub(crate) busy_poll: Duration,
     pub(crate) hook: Arc<dyn ThreadHook>,
 }
 
@@ -111,7 +114,9 @@ struct State {
     starting: usize,
     /// What wakes each idle thread that has not been told to look for work. The last one that fell idle
     /// is woken first: what it needs is still in the caches, and those that are not needed can end.
-    idle: Vec<Arc<Condvar>>,
+    idle: Vec<Arc<Seat>>,
+    /// One of them looks busily, and no other does. It is the last, so that it is told first.
+    looking: bool,
     /// Idle threads that were told to look for work and have not yet.
     signaled: usize,
     /// Functions at work, waiting ones not counted.
@@ -125,6 +130,25 @@ struct State {
     last_progress: Option<Instant>,
     /// When a request was last started, or a thread woken for one.
     last_start: Option<Instant>,
+}
+
+/// Where an idle thread is told to look for work.
+#[derive(Default)]
+struct Seat {
+    told: AtomicBool,
+    bell: Condvar,
+}
+
+impl Seat {
+    /// Call under the lock of the state.
+    fn tell(&self) {
+        self.told.store(true, Ordering::Relaxed);
+        self.bell.notify_one();
+    }
+
+    fn is_told(&self) -> bool {
+        self.told.load(Ordering::Relaxed)
+    }
 }
 
 /// What a pool is doing.
@@ -265,7 +289,7 @@ impl Pool {
         state.stopping = true;
         let refused: Vec<_> = take_requests(&mut state);
         for thread in &state.idle {
-            thread.notify_one();
+            thread.tell();
         }
         drop(state);
         refuse(refused, &Refusal::shutting_down());
@@ -348,7 +372,7 @@ impl Shared {
             }
             if let Some(thread) = state.idle.pop() {
                 state.signaled += 1;
-                thread.notify_one();
+                thread.tell();
                 continue;
             }
             // Tasks have room of their own beyond the cap: they complete what others wait for.
@@ -379,7 +403,7 @@ impl Shared {
         let member = Membership::of(self, false);
         let home = member.home;
         CURRENT.set(Some(member));
-        let wake = Arc::new(Condvar::new());
+        let wake = Arc::new(Seat::default());
         let mut state = self.state.lock();
         state.starting -= 1;
         loop {
@@ -408,7 +432,8 @@ impl Shared {
         CURRENT.set(None);
     }
 
-    fn next_work<'a>(self: &'a Arc<Self>, mut state: MutexGuard<'a, State>, wake: &Arc<Condvar>) -> Work {
+    fn next_work<'a>(self: &'a Arc<Self>, mut state: MutexGuard<'a, State>, wake: &Arc<Seat>) -> Work {
+        let mut had_work = true;
         loop {
             if let Some(task) = state.tasks.pop_front() {
                 state.tasks_running += 1;
@@ -433,8 +458,14 @@ impl Shared {
                 continue;
             }
             state.last_progress = Some(now());
-            state.idle.push(Arc::clone(wake));
-            let timed_out = wake.wait_for(&mut state, LINGER).timed_out();
+            wake.told.store(false, Ordering::Relaxed);
+            let place = state.idle.len().saturating_sub(usize::from(state.looking));
+            state.idle.insert(place, Arc::clone(wake));
+            if had_work && !state.looking && !self.config.busy_poll.is_zero() {
+                state = self.look_busily(state, wake);
+            }
+            let timed_out = !wake.is_told() && wake.bell.wait_for(&mut state, LINGER).timed_out();
+            had_work = !timed_out;
             match state.idle.iter().rposition(|thread| Arc::ptr_eq(thread, wake)) {
                 Some(place) => {
                     state.idle.remove(place);
@@ -449,6 +480,16 @@ impl Shared {
                 return Work::End;
             }
         }
+    }
+
+    /// Looks for a while whether the thread of this seat is told to look for work, and lets go of the lock for that.
+    fn look_busily<'a>(&'a self, mut state: MutexGuard<'a, State>, wake: &Seat) -> MutexGuard<'a, State> {
+        state.looking = true;
+        drop(state);
+        spin::poll(now() + self.config.busy_poll, |_| wake.is_told());
+        let mut state = self.state.lock();
+        state.looking = false;
+        state
     }
 
     fn take_request(&self, state: &mut State) -> Option<Job> {
@@ -628,7 +669,8 @@ mod tests {
     const SOON: Duration = Duration::from_secs(20);
 
     fn pool(places: usize, max_threads: usize) -> Pool {
-        let pool = Pool::new(PoolConfig { places, max_threads, hook: Arc::new(Plain) });
+        let pool =
+            Pool::new(PoolConfig { places, max_threads, busy_poll: Duration::ZERO, hook: Arc::new(Plain) });
         pool.open();
         pool
     }
@@ -689,7 +731,7 @@ mod tests {
     #[test]
     fn threads_of_a_burst_end_but_as_many_as_there_are_places_stay() {
         let hook = Arc::new(SlowToEnd);
-        let pool = Pool::new(PoolConfig { places: 4, max_threads: 40, hook });
+        let pool = Pool::new(PoolConfig { places: 4, max_threads: 40, busy_poll: Duration::ZERO, hook });
         pool.open();
         let (ended, ends) = mpsc::channel::<()>();
         let meeting = Arc::new(std::sync::Barrier::new(30));
@@ -791,7 +833,12 @@ mod tests {
 
     #[test]
     fn a_patient_pool_wakes_another_thread_when_the_one_at_work_takes_long() {
-        let pool = Pool::new(PoolConfig { places: 4, max_threads: 10, hook: Arc::new(Patient) });
+        let pool = Pool::new(PoolConfig {
+            places: 4,
+            max_threads: 10,
+            busy_poll: Duration::ZERO,
+            hook: Arc::new(Patient),
+        });
         pool.open();
         let (a, _go_a) = blocked_request(&pool, false);
         a.recv_timeout(SOON).unwrap();
@@ -808,7 +855,12 @@ mod tests {
 
     #[test]
     fn a_patient_pool_leaves_a_burst_to_the_thread_that_it_woke() {
-        let pool = Pool::new(PoolConfig { places: 4, max_threads: 10, hook: Arc::new(Patient) });
+        let pool = Pool::new(PoolConfig {
+            places: 4,
+            max_threads: 10,
+            busy_poll: Duration::ZERO,
+            hook: Arc::new(Patient),
+        });
         let all: Vec<_> = (0..8).map(|_| blocked_request(&pool, false)).collect();
         for (_, go) in &all {
             go.send(()).unwrap();
@@ -824,7 +876,12 @@ mod tests {
 
     #[test]
     fn a_patient_pool_that_opens_on_many_requests_says_when_to_look_after_them() {
-        let pool = Pool::new(PoolConfig { places: 4, max_threads: 10, hook: Arc::new(Patient) });
+        let pool = Pool::new(PoolConfig {
+            places: 4,
+            max_threads: 10,
+            busy_poll: Duration::ZERO,
+            hook: Arc::new(Patient),
+        });
         let all: Vec<_> = (0..4).map(|_| blocked_request(&pool, false)).collect();
 
         let mut due = pool.open();
@@ -850,7 +907,12 @@ mod tests {
 
     #[test]
     fn a_patient_pool_wakes_another_thread_at_once_when_the_one_at_work_waits() {
-        let pool = Pool::new(PoolConfig { places: 1, max_threads: 10, hook: Arc::new(Patient) });
+        let pool = Pool::new(PoolConfig {
+            places: 1,
+            max_threads: 10,
+            busy_poll: Duration::ZERO,
+            hook: Arc::new(Patient),
+        });
         pool.open();
         let (a, _go_a) = waiting_request(&pool);
         a.recv_timeout(SOON).unwrap();
@@ -886,7 +948,12 @@ mod tests {
 
     #[test]
     fn nothing_starts_before_the_pool_is_open() {
-        let pool = Pool::new(PoolConfig { places: 1, max_threads: 2, hook: Arc::new(Plain) });
+        let pool = Pool::new(PoolConfig {
+            places: 1,
+            max_threads: 2,
+            busy_poll: Duration::ZERO,
+            hook: Arc::new(Plain),
+        });
         let (a, _go) = blocked_request(&pool, false);
         assert!(a.try_recv().is_err());
 

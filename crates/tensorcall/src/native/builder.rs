@@ -176,6 +176,12 @@ impl AgentBuilder {
         })
     }
 
+    /// For workers with processors to spare: how long those who wait, and the threads that serve, go on looking for
+    /// what comes next before they sleep. At most 1 s. Default zero, or what `TENSORCALL_BUSY_POLL` says.
+    pub fn busy_poll(self, time: Duration) -> Self {
+        self.option(move |config| config.busy_poll = time)
+    }
+
     /// Lets this worker take part in backward passes, with candle; see [`Context`](crate::Context).
     #[cfg(feature = "candle")]
     pub fn candle(mut self) -> Self {

@@ -46,13 +46,18 @@ impl Alarm {
 
     /// Whether it is time for a look. If so, the request is used up: look at everything after this.
     pub(crate) fn take_due(&self, now: Instant) -> bool {
-        let now = u64::try_from(now.saturating_duration_since(self.base).as_micros()).unwrap_or(NEVER - 1);
-        if self.next.load(Ordering::Relaxed) > now {
+        if !self.is_due(now) {
             return false;
         }
         // Reads what it overwrites, so that whatever was there before any `set` is seen by the look.
         self.next.swap(NEVER, Ordering::AcqRel);
         true
+    }
+
+    /// Whether it is time for a look.
+    pub(crate) fn is_due(&self, now: Instant) -> bool {
+        let now = u64::try_from(now.saturating_duration_since(self.base).as_micros()).unwrap_or(NEVER - 1);
+        self.next.load(Ordering::Relaxed) <= now
     }
 
     /// Whether the thread is awake. It may be about to sleep.

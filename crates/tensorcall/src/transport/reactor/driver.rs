@@ -19,7 +19,7 @@ use super::{Command, Shared, WAKE, link_token, listener_index, token_link};
 use crate::buffer::BufferPool;
 use crate::clock::now;
 use crate::fork::Fd;
-use crate::spin::Spin;
+use crate::spin::{self, Spin};
 use crate::transport::connection::Connection;
 use crate::transport::proving::{Credentials, Handshake};
 use crate::transport::sharing::LOOK_EVERY;
@@ -46,6 +46,9 @@ pub(super) struct Driver {
     pub(super) deaf_until: Option<Instant>,
     pub(super) scratch: Vec<u8>,
     pub(super) spin: Spin,
+    /// How long to look busily after messages came.
+    pub(super) busy_poll: Duration,
+    pub(super) busy_until: Option<Instant>,
     /// Messages that came together; empty between calls, kept for its memory.
     pub(super) arrived: Vec<Inbound>,
     /// Messages read since the last sleep.
@@ -140,19 +143,16 @@ impl Driver {
     }
 
     fn sleep(&mut self, ready: &mut Vec<epoll::Event>) -> io::Result<()> {
-        let epoll = &self.shared.epoll;
-        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-        // An error is left to the wait below, which reports it.
         let shared = Arc::clone(&self.shared);
-        let look = || {
-            shared.holds.load(Ordering::Relaxed)
-                || epoll::wait(epoll, rustix::buffer::spare_capacity(ready), Some(&at_once))
-                    .is_ok_and(|count| count > 0)
-        };
+        let look = || shared.holds.load(Ordering::Relaxed) || look_into(&shared, ready);
         // Where messages come in bunches, sleeping lets the next bunch gather; one alone, or a call that makes
         // a value and the fetch of it, may be of a conversation in which each side waits for the other.
-        let alone = std::mem::take(&mut self.messages) <= 2;
-        if alone && self.spin.look(None, look) {
+        let messages = std::mem::take(&mut self.messages);
+        if !self.busy_poll.is_zero() {
+            if self.poll_busily(messages > 0, ready) {
+                return Ok(());
+            }
+        } else if messages <= 2 && self.spin.look(None, look) {
             return Ok(());
         }
         let start = now();
@@ -177,6 +177,28 @@ impl Driver {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Looks for events, or for a reason not to sleep, until it is the time that busy looking ends or something
+    /// has its deadline; tells whether it found any. That time begins anew if messages `came`.
+    fn poll_busily(&mut self, came: bool, ready: &mut Vec<epoll::Event>) -> bool {
+        if came {
+            self.busy_until = Some(now() + self.busy_poll);
+        }
+        let Some(end) = self.busy_until else { return false };
+        let until = self.next_deadline().map_or(end, |deadline| deadline.min(end));
+        let shared = Arc::clone(&self.shared);
+        // Whoever sends meanwhile writes for itself.
+        shared.polls.store(true, Ordering::Relaxed);
+        let found = spin::poll(until, |time| {
+            // Nobody wakes this thread for the alarm before it says that it sleeps.
+            shared.holds.load(Ordering::Relaxed) || shared.alarm.is_due(time) || look_into(&shared, ready)
+        });
+        shared.polls.store(false, Ordering::Relaxed);
+        if !found && until == end {
+            self.busy_until = None;
+        }
+        found
     }
 
     fn next_deadline(&self) -> Option<Instant> {
@@ -420,6 +442,13 @@ impl Driver {
             }
         }
     }
+}
+
+/// Takes the events that are there; tells whether there are any. An error is left to the wait, which reports it.
+fn look_into(shared: &Shared, ready: &mut Vec<epoll::Event>) -> bool {
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let room = rustix::buffer::spare_capacity(ready);
+    epoll::wait(&shared.epoll, room, Some(&at_once)).is_ok_and(|count| count > 0)
 }
 
 fn note_failure(attempt: &mut Attempt, reason: &str) {

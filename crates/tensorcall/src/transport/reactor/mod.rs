@@ -16,7 +16,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::thread::{JoinHandle, ThreadId};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::fork::Fd;
 use crate::sync::Mutex;
@@ -56,6 +56,8 @@ pub(crate) struct Shared {
     holds: AtomicBool,
     /// The reactor moves much data, which may take a while.
     in_bulk: AtomicBool,
+    /// The reactor has nothing to do and looks for what comes next.
+    polls: AtomicBool,
     alarm: Arc<Alarm>,
     base: Instant,
 }
@@ -97,7 +99,7 @@ impl Shared {
 
     /// Whether the reactor is about to look for what [`flush_soon`](Self::flush_soon) tells it.
     pub(crate) fn is_at_work(&self) -> bool {
-        !self.in_bulk.load(Ordering::Relaxed) && self.alarm.is_awake()
+        !self.in_bulk.load(Ordering::Relaxed) && !self.polls.load(Ordering::Relaxed) && self.alarm.is_awake()
     }
 
     /// Messages wait on this connection for the reactor.
@@ -126,6 +128,7 @@ pub(crate) struct Reactor {
 
 impl Reactor {
     /// Starts the thread. It tells `events` what happens, and ends when nobody holds that any more.
+    #[expect(clippy::too_many_arguments, reason = "each is another part of the agent")]
     pub(crate) fn start(
         events: Weak<dyn Events>,
         alarm: Arc<Alarm>,
@@ -134,6 +137,7 @@ impl Reactor {
         limits: Limits,
         terms: Terms,
         pool: Arc<BufferPool>,
+        busy_poll: Duration,
     ) -> Result<Self> {
         let what = |error: rustix::io::Errno| Error::io("cannot start the reactor", error);
         let shared = Arc::new(Shared {
@@ -145,6 +149,7 @@ impl Reactor {
             held: Mutex::default(),
             holds: AtomicBool::new(false),
             in_bulk: AtomicBool::new(false),
+            polls: AtomicBool::new(false),
             alarm,
             base: now(),
         });
@@ -167,6 +172,8 @@ impl Reactor {
             deaf_until: None,
             scratch: vec![0; SCRATCH],
             spin: Spin::NEW,
+            busy_poll,
+            busy_until: None,
             arrived: Vec::new(),
             messages: 0,
             stop: None,
