@@ -18,10 +18,11 @@ use tensorcall_proto::wire::message::Encoding;
 
 use crate::body::Received;
 use crate::clock::now;
+use crate::errands::Errands;
 use crate::error::{Error, Result};
 use crate::fork::Home;
 use crate::spin::{self, Spin};
-use crate::wakes::{WakeQueue, Wakers};
+use crate::wakes::Wakers;
 
 /// What a function on another worker came to.
 #[derive(Debug)]
@@ -50,8 +51,8 @@ struct Core {
     home: Home,
     /// Whether the outcome may come so soon that looking for it beats sleeping.
     soon: AtomicBool,
-    /// Where other tasks of the agent may wait to be woken.
-    wake_queue: Option<Arc<WakeQueue>>,
+    /// Those of the agent, if it is the outcome of a call.
+    errands: Option<Arc<Errands>>,
     /// Microseconds that are left to look for it busily, of all waits together.
     busy: AtomicU32,
 }
@@ -94,12 +95,12 @@ pub fn promise() -> (Promise, RpcFuture) {
     make(None)
 }
 
-/// As [`promise`]; a task that gets the outcome wakes those in `queue` too.
-pub(crate) fn promise_in(queue: &Arc<WakeQueue>) -> (Promise, RpcFuture) {
-    make(Some(Arc::clone(queue)))
+/// As [`promise`]; those who wait for the outcome see to `errands`.
+pub(crate) fn promise_in(errands: &Arc<Errands>) -> (Promise, RpcFuture) {
+    make(Some(Arc::clone(errands)))
 }
 
-fn make(wake_queue: Option<Arc<WakeQueue>>) -> (Promise, RpcFuture) {
+fn make(errands: Option<Arc<Errands>>) -> (Promise, RpcFuture) {
     let pending = State::Pending { callbacks: Vec::new(), wakers: Wakers::default() };
     let core = Arc::new(Core {
         state: Mutex::new(pending),
@@ -107,13 +108,17 @@ fn make(wake_queue: Option<Arc<WakeQueue>>) -> (Promise, RpcFuture) {
         call: AtomicU64::new(0),
         home: Home::here(),
         soon: AtomicBool::new(false),
-        wake_queue,
+        errands,
         busy: AtomicU32::new(0),
     });
     (Promise(Arc::clone(&core)), RpcFuture(core))
 }
 
 impl Core {
+    fn errands(&self) -> Option<&Errands> {
+        self.errands.as_deref().filter(|_| self.home.is_here())
+    }
+
     /// What there is now. `None` in a forked child if the outcome has not come before the fork.
     fn look(&self) -> Option<MutexGuard<'_, State>> {
         if self.home.is_here() {
@@ -205,6 +210,9 @@ impl RpcFuture {
 
     /// Waits until the outcome is there or `limit` has come; tells which. `None` waits for ever.
     pub fn wait_until(&self, limit: Option<Instant>) -> bool {
+        if let Some(errands) = self.0.errands() {
+            errands.calls.flush();
+        }
         if self.0.busy.load(Ordering::Relaxed) > 0 && self.poll_until(limit) {
             return true;
         }
@@ -271,6 +279,10 @@ impl RpcFuture {
         let mut state = self.0.look();
         if let Some(State::Pending { callbacks, .. }) = state.as_deref_mut() {
             callbacks.push(Box::new(callback));
+            drop(state);
+            if let Some(errands) = self.0.errands() {
+                errands.calls.flush();
+            }
         } else {
             drop(state);
             callback();
@@ -289,8 +301,8 @@ impl Future for RpcFuture {
                 return Poll::Pending;
             }
         }
-        if let Some(queue) = self.0.wake_queue.as_ref().filter(|_| self.0.home.is_here()) {
-            queue.wake_rest();
+        if let Some(errands) = self.0.errands() {
+            errands.tasks.wake_rest();
         }
         Poll::Ready(
             self.take().unwrap_or_else(|| Err(Error::usage("the outcome of this call was taken before"))),

@@ -48,12 +48,14 @@ pub mod candle;
 mod clock;
 mod config;
 pub mod engine;
+mod errands;
 mod error;
 mod fork;
 mod future;
 mod gather;
 #[cfg(any(doc, doctest))]
 pub mod guide;
+mod held;
 mod membership;
 mod native;
 mod plain;

@@ -87,6 +87,7 @@ mod tests {
     use std::task::{Context, Poll, Wake};
 
     use super::*;
+    use crate::errands::Errands;
     use crate::error::Error;
     use crate::future::{RpcFuture, promise_in};
 
@@ -115,14 +116,18 @@ mod tests {
 
     #[test]
     fn a_task_that_runs_at_once_wakes_the_others() {
-        let queue = Arc::new(WakeQueue::default());
-        let (promise, future) = promise_in(&queue);
+        let errands = Arc::new(Errands::default());
+        let (promise, future) = promise_in(&errands);
         promise.complete(Err(Error::usage("answered")));
         let (first, second) = (task(Some(future)), task(None));
         let woken_by_then = Arc::clone(&second);
         let after_first = task(None);
 
-        queue.wake_all([Waker::from(Arc::clone(&first)), second.into(), Arc::clone(&after_first).into()]);
+        errands.tasks.wake_all([
+            Waker::from(Arc::clone(&first)),
+            second.into(),
+            Arc::clone(&after_first).into(),
+        ]);
 
         for task in [first, woken_by_then, after_first] {
             assert_eq!(task.woken.load(Ordering::SeqCst), 1);

@@ -7,7 +7,7 @@ use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tensorcall::rendezvous::Rendezvous;
 use tensorcall::store::{MemoryStore, Store};
@@ -569,6 +569,52 @@ fn no_answer_of_a_burst_waits_for_a_function_that_takes_long() {
         gate.1.notify_all();
         for answer in long {
             assert_eq!(answer.wait().unwrap(), round);
+        }
+    }
+    leave(agents);
+}
+
+/// Calls that follow each other closely may wait to be written together, but not for ever, and not while somebody
+/// waits for one of them: at any pace, whether their caller waits, looks, or awaits them.
+#[test]
+#[expect(clippy::disallowed_methods, reason = "a pace, and a limit")]
+fn calls_that_come_fast_are_all_sent() {
+    let store = Arc::new(MemoryStore::default());
+    let builder = |rank: u32| {
+        let store = Arc::clone(&store) as Arc<dyn Store>;
+        let rendezvous = Rendezvous::in_store(store, rank, Some(2)).unwrap();
+        let builder = Agent::builder(["caller", "server"][rank as usize]).meet_at(Arc::new(rendezvous));
+        builder.timeout(SOON).function("short", |number: u32| number)
+    };
+    let agents: Vec<Agent> = meet((0..2).map(builder)).into_iter().map(Result::unwrap).collect();
+
+    for round in 0..300 {
+        let pause = Duration::from_micros([0, 2, 6, 12][round % 4]);
+        let answers: Vec<_> = (0..u32::try_from(round).unwrap() % 23)
+            .map(|number| {
+                let from = Instant::now();
+                while from.elapsed() < pause {
+                    std::hint::spin_loop();
+                }
+                (number, agents[0].call::<u32>("server", "short", (number,)))
+            })
+            .collect();
+        for (number, answer) in answers {
+            match round % 3 {
+                0 => {}
+                1 => {
+                    let limit = Instant::now() + SOON;
+                    while !answer.is_done() {
+                        assert!(Instant::now() < limit, "answer {number} of round {round} did not come");
+                        std::thread::yield_now();
+                    }
+                }
+                _ => {
+                    assert_eq!(block_on(answer).unwrap(), number);
+                    continue;
+                }
+            }
+            assert_eq!(answer.wait().unwrap(), number);
         }
     }
     leave(agents);

@@ -63,7 +63,7 @@ impl Inner {
         }
         // When all outcomes are there: whoever is woken by the first finds the others too.
         let tasks: Vec<_> = settled.into_iter().flatten().flat_map(Wakes::wake_threads).collect();
-        self.wake_queue.wake_all(tasks);
+        self.errands.tasks.wake_all(tasks);
         self.completing.fetch_sub(1, Ordering::SeqCst);
         peer.room.notify_all();
         self.became_idle();

@@ -15,7 +15,7 @@ use crate::clock::now;
 use crate::error::{Error, Result};
 use crate::future::{Response, RpcFuture, Wakes, promise_in};
 use crate::rref::RRef;
-use crate::transport::{Address, Events, Link, Outbound, Transport};
+use crate::transport::{Address, Events, Link, Outbound, Sent, Transport};
 
 /// A call to be made.
 #[derive(Debug)]
@@ -83,7 +83,7 @@ impl Inner {
         // Before the message exists, so that whatever becomes of it, the forks in it are known of.
         let forks = self.fork_all(&request.body.rrefs, peer.life()).map_err(CallError::Failed)?;
         let fetches = matches!(request.function, FunctionRef::Fetch(_));
-        let (promise, future) = promise_in(&self.wake_queue);
+        let (promise, future) = promise_in(&self.errands);
         let mut state = peer.state.lock();
         let refusal = if self.is_closed() {
             Some(Error::shutting_down())
@@ -171,11 +171,14 @@ impl Inner {
                 self.forks_take(*id, &message.rrefs);
                 let alone = state.calls.len() <= 1;
                 drop(state);
-                let is_out = if alone { handle.send(message) } else { handle.send_along(message) };
+                let sent = if alone { handle.send(message).into() } else { handle.send_along(message) };
+                if sent == Sent::Held {
+                    self.errands.calls.note(&handle);
+                }
                 if let Some(narrow) = narrow {
                     narrow.make_room();
                 }
-                is_out
+                sent != Sent::Later
             }
             Way::Opening { id, backlog } => {
                 self.forks_take(*id, &message.rrefs);

@@ -24,7 +24,6 @@ mod cancels;
 mod desk;
 mod dispatch;
 mod faults;
-mod held;
 mod members;
 mod peers;
 mod pool;
@@ -63,6 +62,7 @@ use self::shutdown::Group;
 use crate::buffer::BufferPool;
 use crate::clock::now;
 use crate::config::AgentConfig;
+use crate::errands::Errands;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fork::Home;
 use crate::future::RpcFuture;
@@ -73,7 +73,6 @@ use crate::transport::memory::{Hub, MemoryTransport};
 use crate::transport::proving::Credentials;
 use crate::transport::reactor::Reactor;
 use crate::transport::{Events, Link, LinkId, Outbound, Transport, socket};
-use crate::wakes::WakeQueue;
 
 /// A worker's agent. Cheap to clone; [`Agent::close`] ends it, and so does dropping the last clone.
 #[derive(Clone)]
@@ -143,8 +142,7 @@ pub(crate) struct Inner {
     alarm: Arc<Alarm>,
     /// Outcomes that are being handed to their futures: part of what a wave counts.
     completing: AtomicU64,
-    /// Tasks whose calls are answered.
-    wake_queue: Arc<WakeQueue>,
+    errands: Arc<Errands>,
     /// Only in tests.
     fault_line: Option<FaultLine>,
     /// No more calls are made or taken.
@@ -297,7 +295,7 @@ impl Agent {
             transports: OnceLock::new(),
             alarm: Arc::clone(&alarm),
             completing: AtomicU64::new(0),
-            wake_queue: Arc::default(),
+            errands: Arc::default(),
             fault_line,
             closed: AtomicBool::new(false),
         });

@@ -23,9 +23,9 @@ use std::time::{Duration, Instant};
 use tensorcall_proto::ids::WorkerName;
 use tensorcall_proto::wire::message::FailureKind;
 
-use super::held::Held;
 use crate::clock::now;
 use crate::fork::Home;
+use crate::held::Held;
 use crate::spin;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::transport::{Link, Outbound};

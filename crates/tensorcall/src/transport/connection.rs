@@ -24,10 +24,11 @@ use tensorcall_proto::wire::tensor::Place;
 use super::reactor::{Command, Shared};
 use super::sharing::{Said, Sharing};
 use super::sys::{BodySegment, send_pieces};
-use super::{Link, LinkId, Outbound};
+use super::{Link, LinkId, Outbound, Sent};
 use crate::body::Body;
 use crate::buffer::Region;
 use crate::clock::now;
+use crate::held::MOST;
 
 /// Payloads up to this size are copied behind the descriptor instead of being a piece of their own: a
 /// copy of this size costs about as much as one more entry of a gather-write.
@@ -38,6 +39,8 @@ const SMALL: u64 = 4 << 10;
 
 /// Messages that come at intervals of less than this come fast.
 const RAPID: Duration = Duration::from_micros(20);
+/// If they come so fast, another thread writes many of them when it is woken for one.
+const BRISK: Duration = Duration::from_micros(4);
 /// How many messages in a row must come fast until others wait to be written together: one that waits is a wake-up
 /// late.
 const IN_ROW: u32 = 2;
@@ -68,20 +71,35 @@ struct Out {
     blocked: bool,
     /// Nothing more is accepted.
     ended: bool,
-    /// Messages wait for others, and somebody will flush them.
-    holds: bool,
+    /// Whether messages wait for others, and who flushes them.
+    holds: Holds,
+    /// How many wait, if [`Holds::Caller`].
+    held: usize,
     /// When the last message came that could have waited, and how many have come at short intervals.
     came_at: Option<Instant>,
     in_row: u32,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Holds {
+    Nothing,
+    /// Whoever was told so, at once.
+    Somebody,
+    /// Who makes calls, before it waits for one or when enough wait; or else the reactor, before long.
+    Caller,
+}
+
 impl Out {
-    /// Whether messages come so fast that it pays to have another thread write many of them at once.
-    fn is_rapid(&mut self, now: Instant) -> bool {
+    /// Who should write this message, and others that come as fast.
+    fn pace(&mut self, now: Instant) -> Holds {
         let before = self.came_at.replace(now);
-        let soon = before.is_some_and(|before| now.saturating_duration_since(before) < RAPID);
-        self.in_row = if soon { self.in_row.saturating_add(1) } else { 0 };
-        self.in_row >= IN_ROW
+        let gap = before.map_or(Duration::MAX, |before| now.saturating_duration_since(before));
+        self.in_row = if gap < RAPID { self.in_row.saturating_add(1) } else { 0 };
+        match self.in_row {
+            ..IN_ROW => Holds::Nothing,
+            _ if gap < BRISK => Holds::Somebody,
+            _ => Holds::Caller,
+        }
     }
 
     fn push_blocks(&mut self, message: BlockMessage) {
@@ -97,7 +115,8 @@ impl Connection {
             socket: None,
             blocked: false,
             ended: false,
-            holds: false,
+            holds: Holds::Nothing,
+            held: 0,
             came_at: None,
             in_row: 0,
         };
@@ -198,7 +217,7 @@ impl Connection {
     /// Writes until all is out or the socket takes no more; keeps the reactor's interest in step.
     fn write_out(&self, out: &mut Out) -> io::Result<Vec<MessageId>> {
         let mut sent = Vec::new();
-        out.holds = false;
+        (out.holds, out.held) = (Holds::Nothing, 0);
         let Some(socket) = out.socket.clone() else { return Ok(sent) };
         let mut full = false;
         while !full && !out.outbox.is_empty() {
@@ -342,37 +361,54 @@ impl Link for Connection {
         }
         let (id, message) = (message.id, describe(message, &[]));
         let mut out = self.out.lock();
-        self.queue(&mut out, message, id) && !std::mem::replace(&mut out.holds, true)
+        if !self.queue(&mut out, message, id) || out.holds == Holds::Somebody {
+            return false;
+        }
+        out.holds = Holds::Somebody;
+        true
     }
 
     fn flush(&self) {
         let mut out = self.out.lock();
-        if out.holds
+        if out.holds != Holds::Nothing
             && let Err(error) = self.write_out(&mut out)
         {
             self.give_up(out, &error);
         }
     }
 
-    fn send_along(&self, message: Outbound) -> bool {
+    fn send_along(&self, message: Outbound) -> Sent {
         if !is_small(&message) {
-            return self.send(message);
+            return self.send(message).into();
         }
         let (id, message) = (message.id, describe(message, &[]));
         let mut out = self.out.lock();
-        let wait = out.holds || self.shared.is_at_work() || out.is_rapid(now());
-        if !self.queue(&mut out, message, if wait { None } else { id }) {
-            return false;
+        let (pace, before) = (out.pace(now()), out.holds);
+        let holds = match before {
+            Holds::Nothing if pace == Holds::Nothing && self.shared.is_at_work() => Holds::Somebody,
+            Holds::Nothing => pace,
+            Holds::Somebody | Holds::Caller => before,
+        };
+        if !self.queue(&mut out, message, if holds == Holds::Nothing { id } else { None }) {
+            return Sent::Later;
         }
-        if !wait {
-            return self.write_message(out, id);
+        out.held += 1;
+        if holds == Holds::Nothing || (holds == Holds::Caller && out.held >= MOST) {
+            return self.write_message(out, id).into();
         }
-        let first = !std::mem::replace(&mut out.holds, true);
+        out.holds = holds;
         drop(out);
-        if first {
-            self.shared.flush_soon(self.link);
+        match (before, holds) {
+            (Holds::Nothing, Holds::Caller) => {
+                self.shared.flush_later(self.link);
+                Sent::Held
+            }
+            (Holds::Nothing, _) => {
+                self.shared.flush_soon(self.link);
+                Sent::Out
+            }
+            _ => Sent::Out,
         }
-        true
     }
 
     fn has_room_for(&self, body: &Body) -> bool {

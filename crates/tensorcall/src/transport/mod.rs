@@ -119,6 +119,23 @@ impl Inbound {
     }
 }
 
+/// What became of a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sent {
+    /// All of it has left this process, or is about to.
+    Out,
+    /// [`Events::sent`] will tell.
+    Later,
+    /// It waits a moment for others and counts as out. Whoever waits for its answer calls [`Link::flush`] before.
+    Held,
+}
+
+impl From<bool> for Sent {
+    fn from(is_out: bool) -> Self {
+        if is_out { Self::Out } else { Self::Later }
+    }
+}
+
 /// One way to one peer.
 pub trait Link: Send + Sync + fmt::Debug {
     /// Sends a message, or keeps it until it can be sent. Never blocks. Tells whether all of it has
@@ -136,10 +153,9 @@ pub trait Link: Send + Sync + fmt::Debug {
     /// Sends what waits for others.
     fn flush(&self) {}
 
-    /// As [`send`](Self::send), for one of many: a small message may be left to a thread of the transport that is
-    /// at work anyway, and counts as sent then.
-    fn send_along(&self, message: Outbound) -> bool {
-        self.send(message)
+    /// As [`send`](Self::send), for one of many: a small message may be left to a thread of the transport.
+    fn send_along(&self, message: Outbound) -> Sent {
+        self.send(message).into()
     }
 
     /// Whether this link has shared memory for most of the large buffers of `body` now, so that the lesser part would

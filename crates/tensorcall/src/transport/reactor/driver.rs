@@ -15,7 +15,7 @@ use tensorcall_proto::wire::limits::Limits;
 
 use super::greeting::GREETING_LIMIT;
 use super::reading::Allocator;
-use super::{Command, Shared, WAKE, link_token, listener_index, token_link};
+use super::{Command, Shared, TIMER, WAKE, link_token, listener_index, token_link};
 use crate::buffer::BufferPool;
 use crate::clock::now;
 use crate::fork::Fd;
@@ -239,6 +239,10 @@ impl Driver {
             return;
         }
         let links = std::mem::take(&mut *self.shared.held.lock());
+        self.flush(links, events);
+    }
+
+    fn flush(&mut self, links: Vec<LinkId>, events: &dyn Events) {
         for link in links {
             let Some(socket) = self.sockets.get(&link) else { continue };
             socket.connection.flush();
@@ -309,6 +313,10 @@ impl Driver {
             if self.shared.returns.swap(false, Ordering::AcqRel) {
                 self.give_back();
             }
+        } else if token == TIMER {
+            let _ = rustix::io::read(&self.shared.timer, &mut [0; 8]);
+            let links = std::mem::take(&mut *self.shared.held_long.lock());
+            self.flush(links, events);
         } else if let Some(index) = listener_index(token) {
             self.accept(index, events);
         } else {

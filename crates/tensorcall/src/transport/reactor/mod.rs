@@ -22,6 +22,9 @@ use crate::fork::Fd;
 use crate::sync::Mutex;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+};
 use tensorcall_proto::blocks::Terms;
 use tensorcall_proto::ids::Identity;
 use tensorcall_proto::wire::limits::Limits;
@@ -40,12 +43,18 @@ use crate::error::{Error, Result};
 use crate::spin::Spin;
 
 const WAKE: u64 = 0;
+const TIMER: u64 = u64::MAX - 1;
+
+/// So long messages wait that whoever made them was to send.
+const LATER: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000 };
 
 /// What other threads use of the reactor.
 #[derive(Debug)]
 pub(crate) struct Shared {
     epoll: Fd,
     wake: Fd,
+    /// When the reactor writes what others have not.
+    timer: Fd,
     commands: Mutex<Vec<Command>>,
     /// Some connection has blocks to give back.
     returns: AtomicBool,
@@ -54,6 +63,8 @@ pub(crate) struct Shared {
     /// Connections with messages that wait for the reactor to write them.
     held: Mutex<Vec<LinkId>>,
     holds: AtomicBool,
+    /// Connections with messages that others are to write, and the reactor when the timer ends.
+    held_long: Mutex<Vec<LinkId>>,
     /// The reactor moves much data, which may take a while.
     in_bulk: AtomicBool,
     /// The reactor has nothing to do and looks for what comes next.
@@ -111,6 +122,20 @@ impl Shared {
         }
     }
 
+    /// As [`flush_soon`](Self::flush_soon), but that has [some time](LATER): others may do it before.
+    pub(crate) fn flush_later(&self, link: LinkId) {
+        self.held_long.lock().push(link);
+        if self.set_timer().is_err() {
+            self.flush_soon(link);
+        }
+    }
+
+    fn set_timer(&self) -> Result<(), rustix::io::Errno> {
+        let once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let time = Itimerspec { it_interval: once, it_value: LATER };
+        timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &time).map(drop)
+    }
+
     fn wake(&self) {
         // A full counter means that the reactor is being woken already.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
@@ -143,17 +168,23 @@ impl Reactor {
         let shared = Arc::new(Shared {
             epoll: Fd::open(|| epoll::create(epoll::CreateFlags::CLOEXEC)).map_err(what)?,
             wake: Fd::open(|| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)).map_err(what)?,
+            timer: Fd::open(|| {
+                timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)
+            })
+            .map_err(what)?,
             commands: Mutex::default(),
             returns: AtomicBool::new(false),
             thread: OnceLock::new(),
             held: Mutex::default(),
             holds: AtomicBool::new(false),
+            held_long: Mutex::default(),
             in_bulk: AtomicBool::new(false),
             polls: AtomicBool::new(false),
             alarm,
             base: now(),
         });
         epoll::add(&shared.epoll, &shared.wake, EventData::new_u64(WAKE), EventFlags::IN).map_err(what)?;
+        epoll::add(&shared.epoll, &shared.timer, EventData::new_u64(TIMER), EventFlags::IN).map_err(what)?;
         for (index, listener) in listeners.iter().enumerate() {
             let data = EventData::new_u64(listener_token(index));
             epoll::add(&shared.epoll, &listener.fd, data, EventFlags::IN).map_err(what)?;
