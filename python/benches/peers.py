@@ -22,7 +22,8 @@ SMALL = ("L1", "L2", "C1")
 COMMON = (*SMALL, "C2", "B1", "B2")
 RPC = (*COMMON, "refs", "variants", "overtaking", "backward")
 BYTES = ("L1", "B1", "B2")
-WORKLOADS = (*RPC, "M1")
+PYTHON = (*RPC, "M1")
+WORKLOADS = (*PYTHON, "job")
 
 
 LAUNCHERS = {"mpich": (), "openmpi": ("--allow-run-as-root", "--bind-to", "none", "--oversubscribe")}
@@ -99,13 +100,14 @@ def _rpc(name: str, engine: str, what: str, **more: object) -> Peer:
 
 TORCH, TORCH_UV = "torch", "torch uv"
 OURS, OURS_TCP, OURS_GLOO, OURS_RUST = "tensorcall", "tensorcall tcp", "tensorcall gloo", "tensorcall rust"
+OURS_JOB = "simulated job"
 QUICK = (*SMALL, "B1", "refs", "variants", "M1")
 
 PEERS = (
-    _rpc(TORCH, "torch", "torch's own agent, default options", workloads=WORKLOADS, quick=QUICK),
-    _rpc(OURS, "tensorcall", "default options", workloads=WORKLOADS, quick=QUICK),
-    _rpc(TORCH_UV, "torch-tcp", "the same over TCP only", workloads=WORKLOADS, quick=("L1", "B1")),
-    _rpc(OURS_TCP, "tensorcall-tcp", "the same over TCP only", workloads=WORKLOADS, quick=("L1", "B1")),
+    _rpc(TORCH, "torch", "torch's own agent, default options", workloads=PYTHON, quick=QUICK),
+    _rpc(OURS, "tensorcall", "default options", workloads=PYTHON, quick=QUICK),
+    _rpc(TORCH_UV, "torch-tcp", "the same over TCP only", workloads=PYTHON, quick=("L1", "B1")),
+    _rpc(OURS_TCP, "tensorcall-tcp", "the same over TCP only", workloads=PYTHON, quick=("L1", "B1")),
     _rpc(
         OURS_GLOO,
         "tensorcall-gloo",
@@ -148,6 +150,7 @@ PEERS = (
         ranks=2,
     ),
     Peer(OURS_RUST, "native calls, default options", COMMON, program="bench-native"),
+    Peer(OURS_JOB, "native workers of one process, through memory", ("job",), program="bench-job"),
     Peer("tarpc", "over TCP, bincode", COMMON, program="bench-tarpc"),
     Peer("tonic", "gRPC in Rust", COMMON, program="bench-tonic"),
     *(
