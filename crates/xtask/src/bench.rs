@@ -36,6 +36,11 @@ pub(crate) fn add<'a>(plan: &mut Plan<'a>, project: &'a Project, args: &'a [Stri
     plan.step("benchmark", move |_| run(program(&apart(project)).args(args)));
 }
 
+/// Whether we are still as far ahead of torch as recorded; needs the environment and the extension.
+pub(crate) fn add_gate<'a>(plan: &mut Plan<'a>, project: &'a Project) {
+    plan.step("speed beside torch", |_| run(program(project).arg("--gate")));
+}
+
 fn program(project: &Project) -> std::process::Command {
     let mut command = project.python();
     command.arg("python/benches/run.py");
