@@ -48,6 +48,8 @@ class Peer:
     """What must be importable."""
     ranks: int = 0
     """Processes that `mpirun` starts; 0 is without it."""
+    is_rare: bool = False
+    """Measured in half of the rounds, for it takes long and no aim looks at it closely."""
     has_daemons: bool = False
     """Leaves processes behind whose CPU time nobody waits for."""
     engine: str = field(default="")
@@ -131,6 +133,7 @@ PEERS = (
         script="sockets.py",
         options=("--way", "unix"),
         module="numpy",
+        is_rare=True,
     ),
     Peer(
         "ray",
@@ -139,14 +142,16 @@ PEERS = (
         script="ray_actor.py",
         module="ray",
         has_daemons=True,
+        is_rare=True,
     ),
-    Peer("grpcio", "gRPC from Python, bytes", COMMON, script="grpc_python.py", module="grpc"),
+    Peer("grpcio", "gRPC from Python, bytes", COMMON, script="grpc_python.py", module="grpc", is_rare=True),
     Peer(
         "mpi4py",
         "no calls: messages that both ranks expect; both spin",
         ("L1", "L2", "B1", "B2"),
         script="mpi.py",
         module="mpi4py.MPI",
+        is_rare=True,
         ranks=2,
     ),
     Peer(OURS_RUST, "native calls, default options", COMMON, program="bench-native"),
@@ -154,7 +159,7 @@ PEERS = (
     Peer("tarpc", "over TCP, bincode", COMMON, program="bench-tarpc"),
     Peer("tonic", "gRPC in Rust", COMMON, program="bench-tonic"),
     *(
-        Peer(f"floor {way}", what, BYTES, program="bench-floor", options=("--way", way))
+        Peer(f"floor {way}", what, BYTES, program="bench-floor", options=("--way", way), is_rare=True)
         for way, what in (
             ("tcp", "bytes over TCP, blocking"),
             ("unix", "bytes over a Unix socket, blocking"),

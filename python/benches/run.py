@@ -1,6 +1,6 @@
 """Measures tensorcall, its peers and the floor, in turn, in one run.
 
-    cargo xtask bench                            all peers, all workloads, three rounds: about half an hour
+    cargo xtask bench                            all peers, all workloads, three rounds: over 20 minutes
     cargo xtask bench --quick                    torch's agent, a bare socket and ours, under three minutes
     cargo xtask bench --gate                     what CI runs: are we still as far ahead of torch as recorded?
     cargo xtask bench --peers "tensorcall rust,tarpc,tonic" --workloads L1,C1,B1
@@ -66,7 +66,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     quick = options.quick or options.gate
     options.calls = options.calls or (1000 if quick else 3000)
-    options.seconds = options.seconds or (0.3 if quick else 1.0)
+    options.seconds = options.seconds or (0.3 if quick else 0.4)
     sizes = ("1M", "16M") if options.gate else QUICK_SIZES if quick else FULL_SIZES
     options.sizes = tuple(options.sizes.split(",")) if options.sizes else sizes
     options.workers = tuple(map(int, (options.workers or ("4" if quick else "2,4,8,16")).split(",")))
@@ -109,8 +109,9 @@ def chosen(options: argparse.Namespace) -> list[tuple[Peer, tuple[str, ...]]]:
 def measure(options: argparse.Namespace, peers: list[tuple[Peer, tuple[str, ...]]]) -> list[dict[str, Any]]:
     """All rounds; what is there already is in the file, should this end early."""
     settings = Settings((), options.calls, options.seconds, options.sizes, "free")
-    jobs = 1 if options.quick else options.rounds
-    rest = (options.placements, options.workers, options.rust, options.rounds, jobs)
+    every = options.gate or options.peers or options.workloads
+    rare = options.rounds if every else 1 if options.quick else (options.rounds + 1) // 2
+    rest = (options.placements, options.workers, options.rust, options.rounds, rare)
     schedule = Schedule(peers, settings, *rest)
     trials: list[dict[str, Any]] = []
     for trial in schedule.run(again=2 if options.quiet else 0):

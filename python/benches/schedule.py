@@ -43,13 +43,14 @@ class Schedule:
         workers: tuple[int, ...],
         rust: Path,
         rounds: int,
-        rounds_of_jobs: int,
+        rare: int,
     ) -> None:
         self._rounds = rounds
+        self._rare = rare
         self._by_peer = [
             [
                 *self._pairs(peer, workloads, settings, placements, rust),
-                *self._jobs(peer, workloads, workers, rust, rounds_of_jobs),
+                *self._jobs(peer, workloads, workers, rust),
             ]
             for peer, workloads in peers
         ]
@@ -63,6 +64,7 @@ class Schedule:
         rust: Path,
     ) -> Iterator[Run]:
         """Two processes each. Pinned to cores only small calls are measured."""
+        rounds = self._rare if peer.is_rare else self._rounds
         for placement in placements:
             pairs = [name for name in workloads if name not in JOBS]
             wanted = [name for name in pairs if placement == "free" or name in SMALL]
@@ -70,17 +72,16 @@ class Schedule:
                 told = replace(settings, workloads=tuple(wanted), placement=placement)
                 loops = (2 * len(settings.sizes) + 16) * settings.seconds
                 limit = LIMIT + len(wanted) * 2 * loops
-                yield Run(peer, placement, peer.command(told, rust), limit, self._rounds)
+                yield Run(peer, placement, peer.command(told, rust), limit, rounds)
 
-    @staticmethod
     def _jobs(
-        peer: Peer, workloads: tuple[str, ...], workers: tuple[int, ...], rust: Path, rounds: int
+        self, peer: Peer, workloads: tuple[str, ...], workers: tuple[int, ...], rust: Path
     ) -> Iterator[Run]:
         if "M1" in workloads:
             limit = LIMIT + 10.0 * sum(workers)
-            yield Run(peer, "free", peer.scale_command(workers), limit, rounds, True)
+            yield Run(peer, "free", peer.scale_command(workers), limit, self._rare, True)
         if "job" in workloads:
-            yield Run(peer, "free", [str(rust / peer.program)], 2 * LIMIT, rounds, True)
+            yield Run(peer, "free", [str(rust / peer.program)], 2 * LIMIT, self._rounds, True)
 
     def run(self, again: int) -> Iterator[Trial]:
         """Runs all; a run that others disturbed is repeated up to `again` times, the quietest one counts."""

@@ -16,6 +16,7 @@ MODULES = (
     "aims",
     "figures",
     "gate",
+    "jobs",
     "loops",
     "machine",
     "page",
@@ -191,9 +192,10 @@ def test_what_is_gated_is_what_is_recorded(bench: Any) -> None:
     )
 
 
-@pytest.fixture
-def ordered(bench: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str, str]]:
-    """What a schedule of three peers runs, without running it."""
+def order(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, peers: list[Any], rare: int
+) -> list[tuple[int, str, str]]:
+    """What a schedule of three rounds runs, without running it."""
     seen = []
 
     def try_it(run: Any, number: int, see: Any) -> Any:
@@ -201,11 +203,39 @@ def ordered(bench: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str,
         return bench.trial.Trial(number, run.peer.name, run.placement, [], 0.0, 0.0)
 
     monkeypatch.setattr(bench.schedule.Schedule, "_try", staticmethod(try_it))
-    peers = [(peer, ("L1", "B1")) for peer in bench.peers.PEERS[:3]]
+    chosen = [(peer, ("L1", "B1")) for peer in peers]
     settings = bench.settings.Settings((), 10, 0.1, ("1K",), "free")
-    schedule = bench.schedule.Schedule(peers, settings, ("free", "same"), (2,), Path("/nowhere"), 3, 1)
+    schedule = bench.schedule.Schedule(chosen, settings, ("free", "same"), (2,), Path("/nowhere"), 3, rare)
     list(schedule.run(again=0))
     return seen
+
+
+@pytest.fixture
+def ordered(bench: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str, str]]:
+    """What a schedule of three peers runs."""
+    return order(bench, monkeypatch, bench.peers.PEERS[:3], 1)
+
+
+def test_peers_that_no_aim_looks_at_closely_are_measured_in_some_rounds(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peers = [peer for peer in bench.peers.PEERS if peer.name in ("torch", "grpcio")]
+
+    seen = {(number, name) for number, name, _ in order(bench, monkeypatch, peers, 2)}
+
+    assert seen == {(1, "torch"), (2, "torch"), (3, "torch"), (1, "grpcio"), (2, "grpcio")}
+
+
+def test_simulated_job_has_a_row_for_each_size(bench: Any) -> None:
+    found = bench.figures.Figures()
+    for workers, messages in ((1000, 13.2), (30, 13.1)):
+        line = {"workload": f"shutdown of {workers}", "metric": "messages each", "value": messages}
+        found.add(1, "free", "simulated job", [line])
+
+    rows = bench.jobs.table(found).splitlines()[2:]
+
+    assert [row.split("|")[1].strip() for row in rows] == ["30", "1000"]
+    assert "| 13.2 " in rows[1]
 
 
 def test_each_round_begins_with_another_peer(ordered: list[tuple[int, str, str]]) -> None:
