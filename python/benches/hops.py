@@ -71,7 +71,7 @@ def purpose(library: str, symbol: str) -> str:
     if re.search(r"libc[.-]|ld-linux|pthread", library):
         return (
             "C library: copying"
-            if re.search(r"mem(cpy|move|set)", symbol)
+            if re.search(r"memcpy|memmove|memset", symbol)
             else "C library: allocating, locks"
         )
     return "torch" if re.search(r"torch|c10", library) else "Python interpreter"
