@@ -10,7 +10,8 @@ MESSAGES, OPERATIONS, TIME = "messages each", "store operations each", "ms"
 INTRO = (
     "Native workers of one process that meet in a store, call through memory, each the next one (ring) and "
     "all the first one (star), and leave gracefully. Messages and operations are those of all workers, by "
-    "their number: they stay what they are in a job of any size. Times are those of the whole job."
+    "their number: they stay what they are in a job of any size. Times are those of the whole job; those of "
+    "init and shutdown grow faster than the job, for each worker reads a list of all."
 )
 
 
