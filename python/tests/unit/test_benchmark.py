@@ -79,6 +79,7 @@ def test_aim_is_measured_against_the_better_peer(bench: Any) -> None:
 
     assert aim.against(found) == "tarpc"
     assert aim.is_reached(aim.ratio(found))
+    assert aim.room(aim.ratio(found)) == pytest.approx(2.0 / 1.5)
     assert "| yes " in bench.aims.table(found)
 
 
