@@ -1,5 +1,10 @@
 //! A whole job in one process: workers that meet in a store, call through memory and leave together, and what
 //! that costs. The benchmark runs it as well (`benches/job`), so it uses nothing of the other tests.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::expect_used,
+    reason = "it takes the time itself, and a worker that panics ends it"
+)]
 
 use std::fmt;
 use std::sync::Arc;
