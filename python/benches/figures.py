@@ -36,6 +36,14 @@ class Figures:
     def __init__(self) -> None:
         self._values: dict[Key, dict[str, dict[int, float]]] = {}
 
+    @classmethod
+    def of(cls, trials: Iterable[dict[str, Any]]) -> Figures:
+        """What some runs came to."""
+        figures = cls()
+        for trial in trials:
+            figures.add(trial["round"], trial["placement"], trial["peer"], trial["figures"])
+        return figures
+
     def add(self, number: int, placement: str, peer: str, lines: Iterable[dict[str, Any]]) -> None:
         """Takes what one run of a peer measured, in round `number`."""
         for line in lines:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import os
 import time
 from collections import deque
@@ -12,6 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+WARM_LIMIT = 1.0
+"""Seconds after which a warm-up ends at the latest: the largest tensors take some peers long."""
 Start = Callable[[], Any]
 Wait = Callable[[Any], Any]
 
@@ -114,7 +117,7 @@ class Timer:
     def _measure(
         self, start: Start, wait: Wait, in_flight: int, seconds: float, at_least: int = 0, warm: int = 0
     ) -> tuple[int, float, float, list[int]]:
-        window(start, wait, in_flight, seconds / 4, warm)
+        window(start, wait, in_flight, seconds / 4, warm, WARM_LIMIT)
         clock = CpuClock(self._root)
         gc.collect()
         used = clock.used()
@@ -123,14 +126,19 @@ class Timer:
         return len(times), sum(times) / 1e9, used, times
 
 
-def window(start: Start, wait: Wait, in_flight: int, seconds: float, at_least: int) -> list[int]:
-    """Keeps calls under way; the times between the ends of one and the next, in nanoseconds."""
+def window(
+    start: Start, wait: Wait, in_flight: int, seconds: float, at_least: int, limit: float = math.inf
+) -> list[int]:
+    """Keeps calls under way; the times between the ends of one and the next, in nanoseconds.
+
+    For so many seconds, and until there are `at_least` so many calls, unless that takes longer than `limit`.
+    """
     waiting = deque(start() for _ in range(in_flight))
     times: list[int] = []
     now = time.perf_counter_ns
     before = now()
-    end = before + int(seconds * 1e9)
-    while len(times) < max(1, at_least) or before < end:
+    end, last = before + seconds * 1e9, before + limit * 1e9
+    while (len(times) < max(1, at_least) and before < last) or before < end:
         wait(waiting.popleft())
         waiting.append(start())
         after = now()

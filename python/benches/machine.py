@@ -22,7 +22,7 @@ def describe() -> dict[str, str]:
         "date": time.strftime("%Y-%m-%d"),
         "revision": _revision(),
         "processor": _processor(),
-        "cores": str(len(os.sched_getaffinity(0))),
+        "cores": _cores(),
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / (1 << 30):.0f} GiB",
         "kernel": platform.release(),
         "TCP congestion control": _read("/proc/sys/net/ipv4/tcp_congestion_control"),
@@ -31,6 +31,11 @@ def describe() -> dict[str, str]:
         **{name: found for name in PACKAGES if (found := _version(name))},
         "command": command(),
     }
+
+
+def is_like(about: dict[str, str]) -> bool:
+    """Whether this machine is of the kind that `about` describes."""
+    return (about.get("processor"), about.get("cores")) == (_processor(), _cores())
 
 
 def command() -> str:
@@ -49,6 +54,10 @@ def _without_files(arguments: list[str]) -> list[str]:
         elif not argument.startswith(("--json=", "--rust=")):
             kept.append(argument)
     return kept
+
+
+def _cores() -> str:
+    return str(len(os.sched_getaffinity(0)))
 
 
 def _processor() -> str:

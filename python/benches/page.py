@@ -7,6 +7,7 @@ from textwrap import fill
 from typing import Any
 
 import aims
+import jobs
 from figures import Figures, Key, cell, comparison, markdown
 from peers import OURS, OURS_GLOO, OURS_RUST, OURS_TCP, PEERS, TORCH, TORCH_UV
 
@@ -34,6 +35,8 @@ def report(figures: Figures, about: dict[str, str], trials: list[dict[str, Any]]
     for title, ours, theirs in SIDE_BY_SIDE:
         if table := comparison(figures, ours, theirs):
             parts += [f"### {title}", table]
+    if table := jobs.table(figures):
+        parts += ["### A simulated job", jobs.INTRO, table]
     parts += ["### Everybody, medians", everybody(figures)]
     if table := cpu(figures):
         parts += ["### CPU time of a call on both sides, microseconds, medians", table]

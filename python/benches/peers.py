@@ -22,7 +22,8 @@ SMALL = ("L1", "L2", "C1")
 COMMON = (*SMALL, "C2", "B1", "B2")
 RPC = (*COMMON, "refs", "variants", "overtaking", "backward")
 BYTES = ("L1", "B1", "B2")
-WORKLOADS = (*RPC, "M1")
+PYTHON = (*RPC, "M1")
+WORKLOADS = (*PYTHON, "job")
 
 
 LAUNCHERS = {"mpich": (), "openmpi": ("--allow-run-as-root", "--bind-to", "none", "--oversubscribe")}
@@ -47,6 +48,8 @@ class Peer:
     """What must be importable."""
     ranks: int = 0
     """Processes that `mpirun` starts; 0 is without it."""
+    is_rare: bool = False
+    """Measured in half of the rounds, for it takes long and no aim looks at it closely."""
     has_daemons: bool = False
     """Leaves processes behind whose CPU time nobody waits for."""
     engine: str = field(default="")
@@ -99,13 +102,14 @@ def _rpc(name: str, engine: str, what: str, **more: object) -> Peer:
 
 TORCH, TORCH_UV = "torch", "torch uv"
 OURS, OURS_TCP, OURS_GLOO, OURS_RUST = "tensorcall", "tensorcall tcp", "tensorcall gloo", "tensorcall rust"
+OURS_JOB = "simulated job"
 QUICK = (*SMALL, "B1", "refs", "variants", "M1")
 
 PEERS = (
-    _rpc(TORCH, "torch", "torch's own agent, default options", workloads=WORKLOADS, quick=QUICK),
-    _rpc(OURS, "tensorcall", "default options", workloads=WORKLOADS, quick=QUICK),
-    _rpc(TORCH_UV, "torch-tcp", "the same over TCP only", workloads=WORKLOADS, quick=("L1", "B1")),
-    _rpc(OURS_TCP, "tensorcall-tcp", "the same over TCP only", workloads=WORKLOADS, quick=("L1", "B1")),
+    _rpc(TORCH, "torch", "torch's own agent, default options", workloads=PYTHON, quick=QUICK),
+    _rpc(OURS, "tensorcall", "default options", workloads=PYTHON, quick=QUICK),
+    _rpc(TORCH_UV, "torch-tcp", "the same over TCP only", workloads=PYTHON, quick=("L1", "B1")),
+    _rpc(OURS_TCP, "tensorcall-tcp", "the same over TCP only", workloads=PYTHON, quick=("L1", "B1")),
     _rpc(
         OURS_GLOO,
         "tensorcall-gloo",
@@ -129,6 +133,7 @@ PEERS = (
         script="sockets.py",
         options=("--way", "unix"),
         module="numpy",
+        is_rare=True,
     ),
     Peer(
         "ray",
@@ -137,21 +142,24 @@ PEERS = (
         script="ray_actor.py",
         module="ray",
         has_daemons=True,
+        is_rare=True,
     ),
-    Peer("grpcio", "gRPC from Python, bytes", COMMON, script="grpc_python.py", module="grpc"),
+    Peer("grpcio", "gRPC from Python, bytes", COMMON, script="grpc_python.py", module="grpc", is_rare=True),
     Peer(
         "mpi4py",
         "no calls: messages that both ranks expect; both spin",
         ("L1", "L2", "B1", "B2"),
         script="mpi.py",
         module="mpi4py.MPI",
+        is_rare=True,
         ranks=2,
     ),
     Peer(OURS_RUST, "native calls, default options", COMMON, program="bench-native"),
+    Peer(OURS_JOB, "native workers of one process, through memory", ("job",), program="bench-job"),
     Peer("tarpc", "over TCP, bincode", COMMON, program="bench-tarpc"),
     Peer("tonic", "gRPC in Rust", COMMON, program="bench-tonic"),
     *(
-        Peer(f"floor {way}", what, BYTES, program="bench-floor", options=("--way", way))
+        Peer(f"floor {way}", what, BYTES, program="bench-floor", options=("--way", way), is_rare=True)
         for way, what in (
             ("tcp", "bytes over TCP, blocking"),
             ("unix", "bytes over a Unix socket, blocking"),

@@ -1,4 +1,4 @@
-"""Three plots: latency over size, throughput over size, cost over workers."""
+"""The plots: latency over size, throughput over size, cost over workers, and a job of many workers."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import jobs
 import matplotlib
 from figures import Figures, Key
-from peers import OURS, OURS_TCP, PEERS, TORCH, TORCH_UV
+from peers import OURS, OURS_JOB, OURS_TCP, PEERS, TORCH, TORCH_UV
 from settings import size_of
 
 matplotlib.use("svg")
@@ -34,6 +35,7 @@ def draw(figures: Figures, sizes: Iterable[str], folder: Path) -> list[str]:
         "latency.svg": lambda: latency(figures, names),
         "throughput.svg": lambda: throughput(figures, names),
         "workers.svg": lambda: workers(figures),
+        "job.svg": lambda: job(figures),
     }
     made = []
     for name, plot in plots.items():
@@ -87,6 +89,36 @@ def workers(figures: Figures) -> Any:
     if not drawn:
         plt.close(plot)
         return None
+    plot.tight_layout()
+    return plot
+
+
+def job(figures: Figures) -> Any:
+    """What a job of many workers takes: messages and operations of each, and the time of all."""
+    if not (sizes := jobs.sizes(figures)):
+        return None
+    panels = {
+        "messages, by worker": [(phase, jobs.MESSAGES) for phase in jobs.PHASES],
+        "operations on the store, by worker": [("init", jobs.OPERATIONS)],
+        "time of the whole job (ms)": [(phase, jobs.TIME) for phase in jobs.PHASES],
+    }
+    plot, axes = plt.subplots(1, len(panels), figsize=(12, 3.5))
+    for axis, (title, lines) in zip(axes, panels.items(), strict=True):
+        for phase, metric in lines:
+            known = {n: figures.median(jobs.key(phase, n, metric), OURS_JOB) for n in sizes}
+            points = {n: value for n, value in known.items() if value is not None}
+            color = f"C{jobs.PHASES.index(phase)}"
+            axis.plot(list(points), list(points.values()), marker="o", color=color, label=phase)
+        is_time = lines[0][1] == jobs.TIME
+        axis.set(title=title, xlabel="workers", xscale="log", yscale="log" if is_time else "linear")
+        if is_time:
+            _ticks(axis, sizes, list(map(str, sizes)))
+        else:
+            axis.set_xticks(sizes, list(map(str, sizes)))
+            axis.set_xticks([], minor=True)
+            axis.set_ylim(bottom=0)
+            axis.grid(alpha=0.3)
+        axis.legend()
     plot.tight_layout()
     return plot
 

@@ -1,8 +1,8 @@
 """Measures tensorcall, its peers and the floor, in turn, in one run.
 
-    cargo xtask bench                            all peers, all workloads, three rounds: about half an hour
+    cargo xtask bench                            all peers, all workloads, three rounds: over 20 minutes
     cargo xtask bench --quick                    torch's agent, a bare socket and ours, under three minutes
-    cargo xtask bench --quick --gate             what CI runs: are we still as far ahead of torch as recorded?
+    cargo xtask bench --gate                     what CI runs: are we still as far ahead of torch as recorded?
     cargo xtask bench --peers "tensorcall rust,tarpc,tonic" --workloads L1,C1,B1
     cargo xtask bench --page                     all, and write docs/performance.md with its plots
     cargo xtask bench --from FILE --page         the same of a run that is over, from its --json file
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,6 @@ from schedule import Schedule
 from settings import PLACEMENTS, Settings
 
 FULL_SIZES, QUICK_SIZES = ("1K", "64K", "1M", "16M", "256M"), ("1M", "16M", "256M")
-RETRIES = 2
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -55,12 +55,18 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         "--page", action="store_true", help="write docs/performance.md and the README's table"
     )
     parser.add_argument("--json", type=Path, help="file for all that was measured")
-    parser.add_argument("--from", type=Path, dest="source", help="such a file: measure nothing")
+    parser.add_argument(
+        "--from",
+        type=Path,
+        dest="source",
+        nargs="+",
+        help="such a file: measure nothing (several for --record)",
+    )
     parser.add_argument("--rust", type=Path, default=RUST, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     quick = options.quick or options.gate
     options.calls = options.calls or (1000 if quick else 3000)
-    options.seconds = options.seconds or (0.3 if quick else 1.0)
+    options.seconds = options.seconds or (0.3 if quick else 0.4)
     sizes = ("1M", "16M") if options.gate else QUICK_SIZES if quick else FULL_SIZES
     options.sizes = tuple(options.sizes.split(",")) if options.sizes else sizes
     options.workers = tuple(map(int, (options.workers or ("4" if quick else "2,4,8,16")).split(",")))
@@ -103,8 +109,9 @@ def chosen(options: argparse.Namespace) -> list[tuple[Peer, tuple[str, ...]]]:
 def measure(options: argparse.Namespace, peers: list[tuple[Peer, tuple[str, ...]]]) -> list[dict[str, Any]]:
     """All rounds; what is there already is in the file, should this end early."""
     settings = Settings((), options.calls, options.seconds, options.sizes, "free")
-    jobs = 1 if options.quick else options.rounds
-    rest = (options.placements, options.workers, options.rust, options.rounds, jobs)
+    every = options.gate or options.peers or options.workloads
+    rare = options.rounds if every else 1 if options.quick else (options.rounds + 1) // 2
+    rest = (options.placements, options.workers, options.rust, options.rounds, rare)
     schedule = Schedule(peers, settings, *rest)
     trials: list[dict[str, Any]] = []
     for trial in schedule.run(again=2 if options.quiet else 0):
@@ -115,14 +122,6 @@ def measure(options: argparse.Namespace, peers: list[tuple[Peer, tuple[str, ...]
     return trials
 
 
-def figures_of(trials: list[dict[str, Any]]) -> Figures:
-    """What the runs came to."""
-    figures = Figures()
-    for trial in trials:
-        figures.add(trial["round"], trial["placement"], trial["peer"], trial["figures"])
-    return figures
-
-
 def show(figures: Figures) -> None:
     """The two tables that matter most; all others are in the report."""
     for ours, theirs in ((OURS, TORCH), (OURS_TCP, TORCH_UV)):
@@ -130,33 +129,25 @@ def show(figures: Figures) -> None:
             print(table, end="\n\n")
 
 
-def is_behind(options: argparse.Namespace, figures: Figures) -> bool:
-    """Whether we fell behind what is recorded, also when measured anew."""
-    failed = gate.verdicts(figures)
-    for attempt in range(RETRIES + 1):
-        for verdict in failed:
-            print(verdict)
-        failed = [verdict for verdict in failed if not verdict.is_good]
-        if not failed or attempt == RETRIES:
-            break
-        print(f"once more: {', '.join(gate.workloads(failed))}", file=sys.stderr)
-        again = argparse.Namespace(
-            **vars(options) | {"workloads": ",".join(gate.workloads(failed)), "json": None}
-        )
-        trials = measure(again, chosen(again))
-        keys = {verdict.key for verdict in failed}
-        failed = [verdict for verdict in gate.verdicts(figures_of(trials)) if verdict.key in keys]
-    return bool(failed)
+def again(options: argparse.Namespace, workloads: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Measures some workloads once more."""
+    some = argparse.Namespace(**vars(options) | {"workloads": ",".join(workloads), "json": None})
+    return measure(some, chosen(some))
+
+
+def runs_of(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """What was measured before, or is now."""
+    if options.source:
+        return [json.loads(file.read_text()) for file in options.source]
+    return [{"about": machine.describe(), "trials": measure(options, chosen(options))}]
 
 
 def main(arguments: list[str]) -> int:
     """The command."""
     options = parse(arguments)
-    if options.source:
-        data = json.loads(options.source.read_text())
-    else:
-        data = {"about": machine.describe(), "trials": measure(options, chosen(options))}
-    figures = figures_of(data["trials"])
+    runs = runs_of(options)
+    data = runs[0]
+    figures = Figures.of(data["trials"])
     failures = [trial for trial in data["trials"] if trial["failure"]]
     if options.page:
         import plots
@@ -173,9 +164,11 @@ def main(arguments: list[str]) -> int:
     for trial in failures:
         print(f"failed: {trial['peer']}, round {trial['round']}: {trial['failure']}", file=sys.stderr)
     if options.record:
-        print(f"recorded: {gate.record(figures, data['about'])} figures in {gate.FILE}")
-    behind = options.gate and is_behind(options, figures)
-    return 1 if failures or behind else 0
+        count = gate.record([Figures.of(run["trials"]) for run in runs], data["about"])
+        print(f"recorded: {count} figures in {gate.FILE}")
+    if options.gate:
+        return 1 if gate.is_behind(data["trials"], partial(again, options)) else 0
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

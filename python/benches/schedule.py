@@ -14,6 +14,7 @@ from peers import SMALL, Peer
 from settings import Settings
 from trial import Others, Trial, TrialError, figures_of
 
+JOBS = ("M1", "job")
 LIMIT = 60.0
 """Seconds that a run may take beside what its workloads take by themselves."""
 
@@ -27,6 +28,8 @@ class Run(NamedTuple):
     limit: float
     rounds: int
     """How many of the rounds it takes part in."""
+    is_job: bool = False
+    """Whether it is a job of many workers, or several, instead of two processes."""
 
 
 class Schedule:
@@ -40,13 +43,14 @@ class Schedule:
         workers: tuple[int, ...],
         rust: Path,
         rounds: int,
-        rounds_of_jobs: int,
+        rare: int,
     ) -> None:
         self._rounds = rounds
+        self._rare = rare
         self._by_peer = [
             [
                 *self._pairs(peer, workloads, settings, placements, rust),
-                *self._jobs(peer, workloads, workers, rounds_of_jobs),
+                *self._jobs(peer, workloads, workers, rust),
             ]
             for peer, workloads in peers
         ]
@@ -60,19 +64,24 @@ class Schedule:
         rust: Path,
     ) -> Iterator[Run]:
         """Two processes each. Pinned to cores only small calls are measured."""
+        rounds = self._rare if peer.is_rare else self._rounds
         for placement in placements:
-            wanted = [name for name in workloads if name != "M1" and (placement == "free" or name in SMALL)]
+            pairs = [name for name in workloads if name not in JOBS]
+            wanted = [name for name in pairs if placement == "free" or name in SMALL]
             if wanted:
                 told = replace(settings, workloads=tuple(wanted), placement=placement)
                 loops = (2 * len(settings.sizes) + 16) * settings.seconds
                 limit = LIMIT + len(wanted) * 2 * loops
-                yield Run(peer, placement, peer.command(told, rust), limit, self._rounds)
+                yield Run(peer, placement, peer.command(told, rust), limit, rounds)
 
-    @staticmethod
-    def _jobs(peer: Peer, workloads: tuple[str, ...], workers: tuple[int, ...], rounds: int) -> Iterator[Run]:
+    def _jobs(
+        self, peer: Peer, workloads: tuple[str, ...], workers: tuple[int, ...], rust: Path
+    ) -> Iterator[Run]:
         if "M1" in workloads:
             limit = LIMIT + 10.0 * sum(workers)
-            yield Run(peer, "free", peer.scale_command(workers), limit, rounds)
+            yield Run(peer, "free", peer.scale_command(workers), limit, self._rare, True)
+        if "job" in workloads:
+            yield Run(peer, "free", [str(rust / peer.program)], 2 * LIMIT, self._rounds, True)
 
     def run(self, again: int) -> Iterator[Trial]:
         """Runs all; a run that others disturbed is repeated up to `again` times, the quietest one counts."""
@@ -121,7 +130,7 @@ class Progress:
         took = _clock(time.monotonic() - self._began)
         done = self._total - sum(self._left.values())
         left = f", about {_clock(self._expected())} left" if self._took else ""
-        kind = "a job" if "--sizes" in run.command and run.peer.engine else run.placement
+        kind = "jobs" if run.is_job else run.placement
         self._show(
             f"[{done + 1}/{self._total}] round {number}: {run.peer.name}, {kind} ({took} so far{left})", "\n"
         )

@@ -53,7 +53,7 @@ def environment() -> dict[str, str]:
 
 
 @contextmanager
-def _process(command: list[str]) -> Iterator[tuple[subprocess.Popen[str], Any]]:
+def started(command: list[str]) -> Iterator[tuple[subprocess.Popen[str], Any]]:
     """The caller, killed with all it started when the block ends."""
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
@@ -83,8 +83,8 @@ def figures_of(
     """
     figures: list[dict[str, Any]] = []
     used = 0.0
-    with _process(command) as (process, errors):
-        for line in _lines(process, limit):
+    with started(command) as (process, errors):
+        for line in lines_of(process, limit):
             if line.startswith("{"):
                 figures.append(json.loads(line))
                 see(figures[-1]["workload"])
@@ -98,7 +98,7 @@ def figures_of(
     return figures, used
 
 
-def _lines(process: subprocess.Popen[str], limit: float) -> Iterator[str]:
+def lines_of(process: subprocess.Popen[str], limit: float) -> Iterator[str]:
     """What a process prints, until it ends or time is up."""
     lines: queue.Queue[str | None] = queue.Queue()
 

@@ -72,18 +72,22 @@ struct Loops<'a, B> {
 }
 
 impl<B: Fn(Pin<Box<dyn Future<Output = ()> + '_>>)> Loops<'_, B> {
-    /// Single calls, one after another.
+    /// Single calls, one after another: as many as were asked for, unless that takes four times the length of the
+    /// other workloads.
     fn latency<F: Future<Output = ()> + 'static>(&self, name: &str, call: &dyn Fn() -> F) {
         let once = || (self.block_on)(Box::pin(call()));
-        (0..self.settings.calls / 4).for_each(|_| once());
-        let before = cpu::used(&self.processes);
-        let times: Vec<Duration> = (0..self.settings.calls)
-            .map(|_| {
+        let repeat = |calls: usize, limit: Duration| -> Vec<Duration> {
+            let began = Instant::now();
+            let time = |_| {
                 let start = Instant::now();
                 once();
                 start.elapsed()
-            })
-            .collect();
+            };
+            (0..calls).take_while(|&call| call == 0 || began.elapsed() < limit).map(time).collect()
+        };
+        black_box(repeat(self.settings.calls / 4, self.settings.seconds));
+        let before = cpu::used(&self.processes);
+        let times = repeat(self.settings.calls, 4 * self.settings.seconds);
         let used = cpu::used(&self.processes) - before;
         emit(name, "CPU us", micros(used) / times.len() as f64);
         emit_times(name, times);

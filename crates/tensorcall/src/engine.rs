@@ -6,7 +6,8 @@
 //!
 //! - [`Agent`]: calls, peers, the pool, graceful shutdown
 //! - [`autograd`]: backward passes over the graphs of several workers
-//! - [`transport`]: memory, Unix sockets and TCP behind one trait; [`over_group`]: a process group instead
+//! - [`transport`]: memory, Unix sockets and TCP behind one trait; [`over_group`]: a process group instead;
+//!   [`over_hub`]: memory alone
 //! - [`RpcFuture`]: outcomes that complete exactly once, awaitable under any runtime
 //! - [`buffer`], [`body`]: memory of messages, never copied without need
 //! - [`fork`], [`sync`]: what makes a forked child harmless
@@ -35,6 +36,12 @@ pub fn over_group(
     group: Arc<dyn transport::group::ProcessGroup>,
 ) -> crate::AgentBuilder {
     builder.process_group(group)
+}
+
+/// Makes a native worker reachable through `hub` alone: for a job whose workers, however many, live in one process
+/// and meet as others do.
+pub fn over_hub(builder: crate::AgentBuilder, hub: Arc<transport::memory::Hub>) -> crate::AgentBuilder {
+    builder.hub(hub)
 }
 
 /// Backward passes, and what a tensor library brings for them.

@@ -3,7 +3,7 @@
 use anyhow::Result;
 
 use crate::{
-    api, demo, features, fmt, packages, plan::Plan, process::run, project::Project, setup, stubs, test,
+    api, bench, demo, features, fmt, packages, plan::Plan, process::run, project::Project, setup, stubs, test,
 };
 
 pub(crate) fn add<'a>(plan: &mut Plan<'a>, project: &'a Project) {
@@ -23,6 +23,7 @@ pub(crate) fn add<'a>(plan: &mut Plan<'a>, project: &'a Project) {
     test::add(plan, project, false);
     features::add(plan, project);
     api::add(plan, project, false);
+    bench::add_gate(plan, project);
 }
 
 fn python_lint(project: &Project) -> Result<()> {

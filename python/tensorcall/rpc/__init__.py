@@ -13,8 +13,10 @@ import numbers
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlparse
+from urllib.parse import ParseResult, urlparse
 
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import _rendezvous_helper, rendezvous
@@ -32,7 +34,7 @@ from ._agent import ProcessGroupAgent, RpcAgent, TensorPipeAgent
 from ._autograd import autograd as _autograd
 from ._named import function
 from ._rref import PyRRef
-from ._waiting import interruptible
+from ._waiting import interruptible, until_listening
 from ._worker import WorkerInfo
 from .api import (
     RRef,
@@ -99,6 +101,8 @@ _init_counts: collections.Counter[str] = collections.Counter()
 _init_counts_lock = threading.Lock()
 _GRACE = 1.0
 """Seconds that a store may take to notice its own limit."""
+_EARLY = 10.0
+"""Seconds that a worker may come before the host of the store and still be there right after it."""
 _rendezvous: list[Iterator[Any]] = []
 """Kept for ever: a store goes away with the iterator that made it, and others may still need it."""
 
@@ -218,19 +222,19 @@ def _meet(backend: Any, chosen: Any, rank: int, world_size: int | None) -> tuple
 def _find_store(
     init_method: str, rank: int, world_size: int | None, deadline: _membership.Deadline
 ) -> tuple[Store, int, int]:
-    url, timeout = urlparse(init_method), deadline.left()
-    if not world_size:
-        meeting = _rendezvous_helper(init_method, rank, None, timeout=timeout)
-    elif url.scheme in ("env", "tcp") and rank >= 0 and "rank=" not in url.query:
-        # A store that is told of no size waits for nobody. We do, and say who did not come.
-        query = "&".join(filter(None, (url.query, f"rank={rank}", "world_size=-1")))
-        meeting = rendezvous(url._replace(query=query).geturl(), timeout=timeout)
-    else:
-        meeting = rendezvous(init_method, rank=rank, world_size=world_size, timeout=timeout)
-    _rendezvous.append(meeting)
+    url = urlparse(init_method)
+    host = _host(url) if rank > 0 else None
+
+    def find() -> Any:
+        if host:
+            until_listening(*host, min(_EARLY, deadline.seconds / 2 or _EARLY))
+        meeting = _begin_meeting(init_method, rank, world_size, deadline.left())
+        _rendezvous.append(meeting)
+        return next(meeting)
+
     late = deadline.seconds + _GRACE if deadline.seconds else None
     try:
-        store, rank, size = interruptible(lambda: next(meeting), late)
+        store, rank, size = interruptible(find, late)
     except TimeoutError:
         text = (
             f"what listens at {_place(init_method)} takes connections, but did not answer for {late:g} s as "
@@ -238,6 +242,30 @@ def _find_store(
         )
         raise RuntimeError(text) from None
     return store, rank, world_size if world_size and size == -1 else size
+
+
+def _begin_meeting(init_method: str, rank: int, world_size: int | None, timeout: timedelta) -> Any:
+    url = urlparse(init_method)
+    if not world_size:
+        return _rendezvous_helper(init_method, rank, None, timeout=timeout)
+    if url.scheme in ("env", "tcp") and rank >= 0 and "rank=" not in url.query:
+        # A store that is told of no size waits for nobody. We do, and say who did not come.
+        query = "&".join(filter(None, (url.query, f"rank={rank}", "world_size=-1")))
+        return rendezvous(url._replace(query=query).geturl(), timeout=timeout)
+    return rendezvous(init_method, rank=rank, world_size=world_size, timeout=timeout)
+
+
+def _host(url: ParseResult) -> tuple[str, int] | None:
+    """Where somebody listens who hosts the store; ``None`` if that is not said, or not here."""
+    with suppress(ValueError):
+        if url.scheme == "env":
+            address, port = os.environ.get("MASTER_ADDR"), int(os.environ.get("MASTER_PORT", ""))
+        elif url.scheme == "tcp":
+            address, port = url.hostname, url.port or 0
+        else:
+            return None
+        return (address, port) if address and port else None
+    return None
 
 
 def _place(init_method: str) -> str:

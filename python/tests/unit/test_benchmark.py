@@ -16,6 +16,7 @@ MODULES = (
     "aims",
     "figures",
     "gate",
+    "jobs",
     "loops",
     "machine",
     "page",
@@ -78,13 +79,14 @@ def test_aim_is_measured_against_the_better_peer(bench: Any) -> None:
 
     assert aim.against(found) == "tarpc"
     assert aim.is_reached(aim.ratio(found))
+    assert aim.room(aim.ratio(found)) == pytest.approx(2.0 / 1.5)
     assert "| yes " in bench.aims.table(found)
 
 
 def recorded(bench: Any, monkeypatch: pytest.MonkeyPatch, folder: Path, advantage: float) -> None:
     entry = {"workload": "L1", "metric": "p50 us", "times better than torch": advantage}
     file = folder / "recorded.json"
-    file.write_text(json.dumps({"figures": [entry]}))
+    file.write_text(json.dumps({"about": bench.machine.describe(), "figures": [entry]}))
     monkeypatch.setattr(bench.gate, "FILE", file)
 
 
@@ -110,16 +112,77 @@ def test_gate_misses_what_was_not_measured(
     assert not verdict.is_good
 
 
-def test_recorded_is_what_three_of_four_rounds_reach(
-    bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_recorded_is_the_worst_run(bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(bench.gate, "FILE", tmp_path / "recorded.json")
+    runs = [figures(bench, "L1", "p50 us", [10] * 3, theirs) for theirs in ([50, 90, 70], [60, 60, 10])]
 
-    count = bench.gate.record(figures(bench, "L1", "p50 us", [10] * 5, [50, 60, 70, 80, 90]), {})
+    count = bench.gate.record(runs, {})
 
     assert count == 1
     (entry,) = json.loads((tmp_path / "recorded.json").read_text())["figures"]
     assert entry["times better than torch"] == pytest.approx(6.0)
+
+
+def test_gate_asks_less_of_a_machine_of_another_kind(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    recorded(bench, monkeypatch, tmp_path, 19.0)
+    monkeypatch.setattr(bench.machine, "_processor", lambda: "of another kind")
+
+    (verdict,) = bench.gate.verdicts(figures(bench, "L1", "p50 us", [10, 10, 10], [100, 90, 200]))
+
+    assert verdict.is_good
+    assert "at least 9.50x" in str(verdict)
+
+
+def attempt(advantage: float, others: float) -> list[dict[str, Any]]:
+    """The runs of one round, in which other processes used so many cores."""
+    values = {"tensorcall": 10.0, "torch": 10.0 * advantage}
+    return [
+        {
+            "round": 1,
+            "placement": "free",
+            "peer": peer,
+            "figures": [{"workload": "L1", "metric": "p50 us", "value": value}],
+            "others": others,
+        }
+        for peer, value in values.items()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("attempts", "is_behind", "says"),
+    [
+        ([(9, 0.0)], False, "good"),
+        ([(2, 0.0), (3, 0.0), (9, 0.0)], False, "good"),
+        ([(2, 0.0)] * 4, True, "TOO LITTLE"),
+        ([(2, 1.0), (2, 0.0), (2, 0.1), (2, 1.0)], True, "TOO LITTLE"),
+        ([(2, 1.0), (2, 0.9), (2, 0.0), (2, 1.0)], False, "not judged"),
+    ],
+    ids=["at once", "at last", "never", "partly disturbed", "disturbed"],
+)
+def test_gate_fails_what_falls_short_each_time_on_a_machine_of_its_own(
+    bench: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    attempts: list[tuple[float, float]],
+    is_behind: bool,
+    says: str,
+) -> None:
+    recorded(bench, monkeypatch, tmp_path, 10.0)
+    measured = [attempt(*each) for each in attempts]
+    asked = []
+
+    def again(workloads: tuple[str, ...]) -> list[dict[str, Any]]:
+        asked.append(workloads)
+        return measured[len(asked)]
+
+    found = bench.gate.is_behind(measured[0], again, wait=lambda _: None)
+
+    assert found is is_behind
+    assert asked == [("L1",)] * (len(attempts) - 1)
+    assert says in capsys.readouterr().out.splitlines()[-2 if is_behind else -1]
 
 
 def test_what_is_gated_is_what_is_recorded(bench: Any) -> None:
@@ -130,9 +193,10 @@ def test_what_is_gated_is_what_is_recorded(bench: Any) -> None:
     )
 
 
-@pytest.fixture
-def ordered(bench: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str, str]]:
-    """What a schedule of three peers runs, without running it."""
+def order(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, peers: list[Any], rare: int
+) -> list[tuple[int, str, str]]:
+    """What a schedule of three rounds runs, without running it."""
     seen = []
 
     def try_it(run: Any, number: int, see: Any) -> Any:
@@ -140,11 +204,39 @@ def ordered(bench: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str,
         return bench.trial.Trial(number, run.peer.name, run.placement, [], 0.0, 0.0)
 
     monkeypatch.setattr(bench.schedule.Schedule, "_try", staticmethod(try_it))
-    peers = [(peer, ("L1", "B1")) for peer in bench.peers.PEERS[:3]]
+    chosen = [(peer, ("L1", "B1")) for peer in peers]
     settings = bench.settings.Settings((), 10, 0.1, ("1K",), "free")
-    schedule = bench.schedule.Schedule(peers, settings, ("free", "same"), (2,), Path("/nowhere"), 3, 1)
+    schedule = bench.schedule.Schedule(chosen, settings, ("free", "same"), (2,), Path("/nowhere"), 3, rare)
     list(schedule.run(again=0))
     return seen
+
+
+@pytest.fixture
+def ordered(bench: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str, str]]:
+    """What a schedule of three peers runs."""
+    return order(bench, monkeypatch, bench.peers.PEERS[:3], 1)
+
+
+def test_peers_that_no_aim_looks_at_closely_are_measured_in_some_rounds(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peers = [peer for peer in bench.peers.PEERS if peer.name in ("torch", "grpcio")]
+
+    seen = {(number, name) for number, name, _ in order(bench, monkeypatch, peers, 2)}
+
+    assert seen == {(1, "torch"), (2, "torch"), (3, "torch"), (1, "grpcio"), (2, "grpcio")}
+
+
+def test_simulated_job_has_a_row_for_each_size(bench: Any) -> None:
+    found = bench.figures.Figures()
+    for workers, messages in ((1000, 13.2), (30, 13.1)):
+        line = {"workload": f"shutdown of {workers}", "metric": "messages each", "value": messages}
+        found.add(1, "free", "simulated job", [line])
+
+    rows = bench.jobs.table(found).splitlines()[2:]
+
+    assert [row.split("|")[1].strip() for row in rows] == ["30", "1000"]
+    assert "| 13.2 " in rows[1]
 
 
 def test_each_round_begins_with_another_peer(ordered: list[tuple[int, str, str]]) -> None:

@@ -44,6 +44,8 @@ pub struct AgentBuilder {
     world_size: Option<u32>,
     dynamic: bool,
     meeting: Option<Meeting>,
+    /// Through which alone it is reached, if it does not listen.
+    hub: Option<Arc<Hub>>,
     timeout: Option<Duration>,
     functions: Functions,
     states: States,
@@ -75,6 +77,7 @@ impl AgentBuilder {
             world_size: None,
             dynamic: false,
             meeting: None,
+            hub: None,
             timeout: Some(TIMEOUT),
             functions: Functions::default(),
             states: States::default(),
@@ -107,6 +110,12 @@ impl AgentBuilder {
     /// See [`over_group`](crate::engine::over_group).
     pub(crate) fn process_group(mut self, group: Arc<dyn ProcessGroup>) -> Self {
         self.meeting = Some(Meeting::Group(group));
+        self
+    }
+
+    /// See [`over_hub`](crate::engine::over_hub).
+    pub(crate) fn hub(mut self, hub: Arc<Hub>) -> Self {
+        self.hub = Some(hub);
         self
     }
 
@@ -224,10 +233,14 @@ impl AgentBuilder {
                 return Err(Error::usage(text));
             }
         };
+        let hub = self.hub.take();
         let (config, handler) = self.prepare(rendezvous.rank())?;
         let shared = Arc::clone(&handler.shared);
         let roster = Arc::clone(&shared.roster);
-        let start = &|config, handler| EngineAgent::start(config, handler);
+        let start = &|config, handler| match &hub {
+            Some(hub) => EngineAgent::start_in_memory(config, handler, hub),
+            None => EngineAgent::start(config, handler),
+        };
         let member = membership::join(&rendezvous, Joining { config, handler, roster, timeout, start })?;
         Ok(Agent::member(member, shared, rendezvous))
     }

@@ -6,7 +6,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,8 @@ use crate::body::Body;
 #[derive(Default)]
 pub struct Hub {
     endpoints: Mutex<HashMap<u64, Endpoint>>,
-    next: std::sync::atomic::AtomicU64,
+    next: AtomicU64,
+    messages: AtomicU64,
 }
 
 struct Endpoint {
@@ -43,6 +44,11 @@ impl Hub {
     /// A hub without endpoints.
     pub fn new() -> Arc<Self> {
         Arc::default()
+    }
+
+    /// Messages that endpoints have sent each other, or themselves, so far.
+    pub fn messages(&self) -> u64 {
+        self.messages.load(Ordering::Relaxed)
     }
 
     /// A transport of the worker `me`, who hears of messages through `events`.
@@ -91,6 +97,7 @@ pub(crate) struct MemoryTransport {
 
 /// A link and its two ends.
 struct Pair {
+    hub: Arc<Hub>,
     limits: Limits,
     open: AtomicBool,
     ends: [End; 2],
@@ -140,7 +147,8 @@ impl Transport for MemoryTransport {
             Some((_, events)) => End { link: events.next_link(), events: Arc::downgrade(events) },
             None => End { link, events: nobody() },
         };
-        let pair = Arc::new(Pair { limits: self.limits, open: AtomicBool::new(open), ends: [mine, theirs] });
+        let (hub, limits) = (Arc::clone(&self.hub), self.limits);
+        let pair = Arc::new(Pair { hub, limits, open: AtomicBool::new(open), ends: [mine, theirs] });
         for number in there.iter().map(|&(number, _)| number).chain([self.number]) {
             endpoints.get_mut(&number).into_iter().for_each(|endpoint| endpoint.add(&pair));
         }
@@ -194,6 +202,7 @@ impl Link for MemoryLink {
                     return false;
                 };
                 let link = there.link;
+                self.pair.hub.messages.fetch_add(1, Ordering::Relaxed);
                 deliver(Box::new(move || events.received(link, &mut vec![inbound])));
                 true
             }
