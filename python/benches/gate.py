@@ -23,8 +23,7 @@ from peers import OURS, TORCH
 FILE = Path(__file__).resolve().parent / "recorded.json"
 SHARE = 0.8
 ELSEWHERE = 1.0
-"""Asked for on a machine of another kind than the figures were recorded on, where what was recorded says little:
-no worse than torch."""
+"""Asked for on a machine of another kind than the figures were recorded on: to be no worse than torch."""
 ATTEMPTS = 4
 """Times that a figure is measured before it may fail."""
 LAST_CALL = 75.0
@@ -63,8 +62,8 @@ class Verdict(NamedTuple):
         measured = "nothing" if self.measured is None else f"{self.measured:.2f}x"
         state = "good" if self.is_good else "TOO LITTLE"
         return (
-            f"{self.key.workload}, {self.key.metric}: {measured} better than torch, at least {self.least:.2f}x "
-            f"({self.recorded:.2f}x were recorded): {state}"
+            f"{self.key.workload}, {self.key.metric}: {measured} better than torch, "
+            f"at least {self.least:.2f}x ({self.recorded:.2f}x were recorded): {state}"
         )
 
 
