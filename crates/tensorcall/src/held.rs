@@ -25,18 +25,21 @@ pub(crate) struct Held {
 impl Held {
     /// Sends an answer, at once or with others.
     pub(crate) fn hold(&self, link: &Arc<dyn Link>, answer: Outbound) {
-        if link.hold(answer) {
+        self.add(link.hold(answer).then_some(link));
+    }
+
+    /// Messages wait on this link. It is not kept for ever, also if nobody ever waits.
+    pub(crate) fn note(&self, link: &Arc<dyn Link>) {
+        self.add(Some(link));
+    }
+
+    fn add(&self, link: Option<&Arc<dyn Link>>) {
+        if let Some(link) = link {
             self.links.lock().push(Arc::clone(link));
         }
         if self.count.fetch_add(1, Ordering::AcqRel) + 1 >= MOST {
             self.flush();
         }
-    }
-
-    /// Messages wait on this link.
-    pub(crate) fn note(&self, link: &Arc<dyn Link>) {
-        self.links.lock().push(Arc::clone(link));
-        self.count.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Whether any may wait.
@@ -55,5 +58,42 @@ impl Held {
         for link in links {
             link.flush();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    #[derive(Debug, Default)]
+    struct Counts(AtomicUsize);
+
+    impl Link for Counts {
+        fn send(&self, _: Outbound) -> bool {
+            true
+        }
+
+        fn flush(&self) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+
+        fn keep_alive(&self, _: Instant, _: Duration) {}
+
+        fn close(&self, _: Instant) {}
+    }
+
+    #[test]
+    fn links_that_nobody_waits_on_are_not_kept_without_end() {
+        let (held, counts) = (Held::default(), Arc::new(Counts::default()));
+        let link = Arc::clone(&counts) as Arc<dyn Link>;
+
+        for _ in 0..10 * MOST {
+            held.note(&link);
+            assert!(Arc::strong_count(&counts) <= 2 + MOST);
+        }
+
+        assert_eq!(counts.0.load(Ordering::SeqCst), 10 * MOST);
     }
 }

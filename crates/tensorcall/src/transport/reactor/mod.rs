@@ -124,8 +124,12 @@ impl Shared {
 
     /// As [`flush_soon`](Self::flush_soon), but that has [some time](LATER): others may do it before.
     pub(crate) fn flush_later(&self, link: LinkId) {
-        self.held_long.lock().push(link);
-        if self.set_timer().is_err() {
+        let mut held = self.held_long.lock();
+        held.push(link);
+        // A timer that was set for another one stays as it is: it ends in time for both.
+        if held.len() == 1 && self.set_timer().is_err() {
+            held.clear();
+            drop(held);
             self.flush_soon(link);
         }
     }
